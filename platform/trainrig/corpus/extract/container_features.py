@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.page_blocks import CHARACTERS, LINK_CHARACTERS
+from trainrig.corpus.page_walk.page_text import CONTAINER_AROUND, CONTAINER_SIGNATURE
 
 LEVELS: Final = 3  # number of enclosing containers that have separate features
 _LEVEL_FEATURES: Final = 6
@@ -72,7 +73,7 @@ def sum_containers(
             row[_PROSE] += numbers[i, CHARACTERS]
             row[_PROSE_BLOCKS] += 1
     for c in range(len(containers) - 1, 0, -1):
-        around = containers[c, 0]
+        around = containers[c, CONTAINER_AROUND]
         for k in range(_SUMS):
             sums[around, k] += sums[c, k]
 
@@ -90,7 +91,10 @@ def count_siblings(
     """
     for c in range(len(containers)):
         if sums[c, _BLOCKS]:
-            slots[c] = count_key(containers[c, 1] ^ (containers[c, 0] * 0x9E3779B1), table)
+            slots[c] = count_key(
+                containers[c, CONTAINER_SIGNATURE] ^ (containers[c, CONTAINER_AROUND] * 0x9E3779B1),
+                table,
+            )
 
 
 @compile_kernel
@@ -155,7 +159,7 @@ def fill_container_features(
             most = 0
             while c and sums[c, _BLOCKS] == blocks:
                 most = max(most, min(table[slots[c], 1], _MOST_SIBLINGS))
-                c = containers[c, 0]
+                c = containers[c, CONTAINER_AROUND]
                 climbed += 1
             if level < LEVELS:
                 out[column - 1] = most

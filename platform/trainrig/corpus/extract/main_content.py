@@ -24,7 +24,15 @@ from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, sc
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.page_blocks import PageBlocks
 from trainrig.corpus.page_walk.page_elements import LANDMARK, WORD_FLAG
-from trainrig.corpus.page_walk.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
+from trainrig.corpus.page_walk.page_text import (
+    CODE,
+    CONTAINER_AROUND,
+    H1,
+    H6,
+    ITEM,
+    PARAGRAPH,
+    TEXT,
+)
 
 # The F1 figures below are of five-fold cross-validation over the hosts of the training pages
 # (tests/benchmarks/train_block_model.py), where the error over hosts is .007. Trafilatura has .920,
@@ -261,7 +269,7 @@ def keep_insets(judged: ScoredBlocks) -> ScoredBlocks:
     kept = judged.kept
     between = (after > 0) & kept[before]
     between &= ((after < len(others)) & kept[following]) | (
-        blocks.container[before] == blocks.containers[blocks.container[places], 0]
+        blocks.container[before] == blocks.containers[blocks.container[places], CONTAINER_AROUND]
     )
     odds = judged.odds.copy()
     odds[places[between]] = np.maximum(odds[places[between]], 1)

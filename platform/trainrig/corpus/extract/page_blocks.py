@@ -38,7 +38,7 @@ from trainrig.corpus.page_walk.word_hash import (
     FNV_PRIME,
     FNV_START,
     build_table,
-    find_value,
+    find_row,
     is_word_byte,
     update_word_hash,
 )
@@ -168,8 +168,7 @@ class PageBlocks:
         self.digests = np.empty(len(rows), np.uint64)
         title_bits = np.zeros(_TITLE_BITS, np.bool_)
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
-        keys, topics = _build_word_table()
-        count_blocks(text, rows, keys, topics, title_bits, self.numbers, self.digests)
+        count_blocks(text, rows, _build_word_table(), title_bits, self.numbers, self.digests)
 
     @functools.cached_property
     def outside_furniture(self) -> NDArray[np.bool_]:
@@ -191,12 +190,13 @@ class PageBlocks:
 
 
 @functools.cache
-def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _build_word_table() -> NDArray[np.int64]:
     """Build the hash table of the words of TOPICS, with a bit for each topic."""
-    words: dict[str, int] = {}
+    words: dict[tuple[str, int], tuple[int]] = {}
     for topic, names in enumerate(TOPICS.values()):
         for word in names.split():
-            words[word] = words.get(word, 0) | 1 << topic
+            (bits,) = words.get((word, 0), (0,))
+            words[word, 0] = (bits | 1 << topic,)
     return build_table(words, _SLOTS)
 
 
@@ -233,14 +233,13 @@ def is_capital(byte: int, after: int) -> bool:
 def count_word(
     row: NDArray[np.int32],
     hash_: np.uint64,
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
 ) -> None:
     """Add a word, given by its hash, to its block's counts."""
     row[WORDS] += 1
     row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
-    found = find_value(hash_, keys, topics)
+    found = topics[find_row(hash_, topics), 1]
     if found:
         for topic in range(WIDTH - FIRST_TOPIC):
             row[FIRST_TOPIC + topic] += (found >> topic) & 1
@@ -268,7 +267,6 @@ def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
 def count_blocks(
     text: NDArray[np.uint8],
     rows: NDArray[np.int64],
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
     numbers: NDArray[np.int32],
@@ -287,7 +285,7 @@ def count_blocks(
         row[DEPTH] = about[ROW_DEPTH]
         row[MARKER] = about[ROW_HAS_MARKER]
         digests[block] = count_block(
-            text[about[ROW_START] : about[ROW_END]], row, keys, topics, title_bits
+            text[about[ROW_START] : about[ROW_END]], row, topics, title_bits
         )
 
 
@@ -295,7 +293,6 @@ def count_blocks(
 def count_block(
     text: NDArray[np.uint8],
     row: NDArray[np.int32],
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
 ) -> np.uint64:
@@ -323,7 +320,7 @@ def count_block(
             hash_ = update_word_hash(hash_, byte, before)
             length += 1
         elif length:
-            count_word(row, hash_, keys, topics, title_bits)
+            count_word(row, hash_, topics, title_bits)
             row[CAPITALS] += capital
             digest = (digest ^ hash_) * FNV_PRIME
             hash_ = FNV_START

@@ -11,16 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_kernel
-from trainrig.corpus.page_walk.page_elements import HIDDEN, LINES, NameTables
+from trainrig.corpus.page_walk.page_elements import (
+    CLASS_NAME,
+    HIDDEN,
+    LINES,
+    NAME_VALUE,
+    ROLE_NAME,
+    WORD_NAME,
+)
 from trainrig.corpus.page_walk.word_hash import (
     FNV_START,
-    find_value,
+    find_row,
     hash_text,
     is_word_byte,
     update_word_hash,
 )
 
-# What the attributes of a tag say, as whole numbers.
+# What the attributes of a tag say, as whole numbers: columns of the walk's state, after its own.
+FIRST_ATTRIBUTE: Final = 20
 (
     OWN_FLAGS,
     CLASS_BITS,  # bits of the whole class names
@@ -33,7 +41,7 @@ from trainrig.corpus.page_walk.word_hash import (
     ALT_START,  # position of `alttext`
     ALT_END,
     ATTRIBUTES,
-) = range(11)
+) = range(FIRST_ATTRIBUTE, FIRST_ATTRIBUTE + 11)
 
 _EACH_BYTE: Final = np.uint64(0x0101010101010101)
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
@@ -103,12 +111,13 @@ def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> b
 
 
 @compile_kernel
-def find_byte(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, byte: np.uint64) -> int:
+def find_byte(html: NDArray[np.uint8], i: int, byte: np.uint64) -> int:
     """Return the first index of `byte` from `i` on, or the length of `html`.
 
-    `eights` is the same page, eight bytes in a number, of which one step examines all eight: a
-    subtraction of 1 borrows only from bytes that are zero after the exclusive or.
+    The length is a multiple of eight. One step examines eight bytes: a subtraction of 1 borrows
+    only from bytes that are zero after the exclusive or.
     """
+    eights = html.view(np.uint64)
     end = len(html)
     while i < end and i & 7:
         if html[i] == byte:
@@ -154,7 +163,7 @@ def read_names(
     html: NDArray[np.uint8],
     start: int,
     end: int,
-    tables: NameTables,
+    names: NDArray[np.int64],
     is_class: bool,
     about: NDArray[np.int64],
 ) -> None:
@@ -170,7 +179,7 @@ def read_names(
         byte = int(html[k]) if k < end else 32
         capital = 65 <= byte <= 90 and 97 <= before <= 122
         if length and (capital or not is_word_byte(byte)):
-            about[OWN_FLAGS] |= find_value(word, tables.word_keys, tables.word_values)
+            about[OWN_FLAGS] |= names[find_row(word ^ WORD_NAME, names), NAME_VALUE]
             word = FNV_START
             length = 0
         if is_word_byte(byte):
@@ -178,7 +187,7 @@ def read_names(
             length += 1
         if byte == 32 or byte == 10 or byte == 9 or byte == 13:
             if is_class and name != FNV_START:
-                about[CLASS_BITS] |= find_value(name, tables.class_keys, tables.class_values)
+                about[CLASS_BITS] |= names[find_row(name ^ CLASS_NAME, names), NAME_VALUE]
                 if about[SIGNATURE] == 0:
                     about[SIGNATURE] = np.int64(name)
             name = FNV_START
@@ -207,15 +216,21 @@ def has_style(
 
 
 @compile_kernel
+def clear_attributes(about: NDArray[np.int64]) -> None:
+    """Forget the attributes of the tag before."""
+    for column in range(FIRST_ATTRIBUTE, ATTRIBUTES):
+        about[column] = 0
+
+
+@compile_kernel
 def read_attributes(
     html: NDArray[np.uint8],
-    eights: NDArray[np.uint64],
     i: int,
-    tables: NameTables,
+    names: NDArray[np.int64],
     about: NDArray[np.int64],
 ) -> int:
     """Read the attributes from index `i`, after the name; return the index after the tag."""
-    about[:] = 0
+    clear_attributes(about)
     end = len(html)
     while i < end and html[i] != 62:
         if html[i] == 32 or html[i] == 47:
@@ -230,19 +245,19 @@ def read_attributes(
         stop = i
         if i + 1 < end and html[i] == 61 and html[i + 1] == 34:
             start = i + 2
-            stop = find_byte(html, eights, start, _QUOTE)
+            stop = find_byte(html, start, _QUOTE)
             i = stop + 1
         elif i < end and html[i] == 61:
             i += 1
         first = int(html[name])
         if first == 99 and _is_name(html, name, name_end, _CLASS):
-            read_names(html, start, stop, tables, True, about)
+            read_names(html, start, stop, names, True, about)
         elif first == 105 and _is_name(html, name, name_end, _ID):
-            read_names(html, start, stop, tables, False, about)
+            read_names(html, start, stop, names, False, about)
         elif first == 114 and _is_name(html, name, name_end, _ROLE):
-            about[OWN_FLAGS] |= find_value(
-                hash_text(html[start:stop]), tables.role_keys, tables.role_values
-            )
+            about[OWN_FLAGS] |= names[
+                find_row(hash_text(html, start, stop) ^ ROLE_NAME, names), NAME_VALUE
+            ]
         elif first == 114 and _is_name(html, name, name_end, _REVERSED):
             about[REVERSED] = 1
         elif first == 115 and _is_name(html, name, name_end, _STYLE):

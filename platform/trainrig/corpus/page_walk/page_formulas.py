@@ -84,7 +84,7 @@ def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> Non
 @compile_kernel
 def write_between(page: Page) -> None:
     """Write the sign between the parts of a fraction, a power or an index, at a part's start."""
-    around = page.stack[page.state[DEPTH]]
+    around = page.memory[page.state[DEPTH]]
     code = around[CODE_OF_ELEMENT]
     around[CELLS] += 1
     part = around[CELLS]
@@ -106,7 +106,7 @@ def opens_bracket(page: Page, code: int) -> bool:
             put(page, int(byte))
         put(page, 40)
         return True
-    around = page.stack[page.state[DEPTH], CODE_OF_ELEMENT]
+    around = page.memory[page.state[DEPTH], CODE_OF_ELEMENT]
     if code == MATH_GROUP and (around in (MATH_FRACTION, MATH_PAIR, MATH_LOW_PAIR)):
         put(page, 40)
         return True

@@ -24,7 +24,6 @@ _PLAIN_TEXT: Final = np.frombuffer(b"plaintext", np.uint8)
 @compile_kernel
 def find_raw_text_end(
     html: NDArray[np.uint8],
-    eights: NDArray[np.uint64],
     i: int,
     name: NDArray[np.uint8],
     is_script: bool,
@@ -32,26 +31,24 @@ def find_raw_text_end(
 ) -> tuple[int, bool]:
     """Return where the content that begins at `i` ends, and whether it has another reading."""
     if foreign:
-        end = _find_end_tag(html, eights, i, name)
-        return end, find_byte(html, eights, i, _OPEN) < end
+        end = _find_end_tag(html, i, name)
+        return end, find_byte(html, i, _OPEN) < end
     if is_script:
-        end = _find_script_end(html, eights, i)
+        end = _find_script_end(html, i)
         return end, end == len(html)
-    end = _find_end_tag(html, eights, i, name)
+    end = _find_end_tag(html, i, name)
     if len(name) == len(_PLAIN_TEXT) and matches(name, 0, _PLAIN_TEXT):
         # Nothing ends this element but the end of the page.
-        return end, _find_end_tag(html, eights, end + 1, name) < len(html)
+        return end, _find_end_tag(html, end + 1, name) < len(html)
     return end, False
 
 
 @compile_kernel
-def _find_end_tag(
-    html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, name: NDArray[np.uint8]
-) -> int:
+def _find_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> int:
     """Return the index of the first end tag of `name` from `i` on, or the length of the page."""
-    end = find_byte(html, eights, i, _OPEN)
+    end = find_byte(html, i, _OPEN)
     while end < len(html) and not _is_end_tag(html, end, name):
-        end = find_byte(html, eights, end + 1, _OPEN)
+        end = find_byte(html, end + 1, _OPEN)
     return end
 
 
@@ -66,7 +63,7 @@ def _is_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> boo
 
 
 @compile_kernel
-def _find_script_end(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int) -> int:
+def _find_script_end(html: NDArray[np.uint8], i: int) -> int:
     """Return the index of the end tag of the script whose content begins at `i`.
 
     After "<!--", a script in the script hides its end tag, up to "-->".
@@ -74,7 +71,7 @@ def _find_script_end(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int
     end = len(html)
     escaped_until = i  # the index after "-->"
     inner = False
-    i = find_byte(html, eights, i, _OPEN)
+    i = find_byte(html, i, _OPEN)
     while i < end:
         if i >= escaped_until:
             inner = False
@@ -87,5 +84,5 @@ def _find_script_end(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int
             inner = False
         elif i < escaped_until and matches_word(html, i + 1, _SCRIPT):
             inner = inner or is_name_end(html, i + 1 + len(_SCRIPT))
-        i = find_byte(html, eights, i + 1, _OPEN)
+        i = find_byte(html, i + 1, _OPEN)
     return end

@@ -85,7 +85,7 @@ def is_dropped(
     """Return whether the element, whose content begins at index `i`, has no visible text."""
     if code in (HIDDEN_ELEMENT, RAW_TEXT):
         return True
-    classes = page.about[CLASS_BITS]
+    classes = page.state[CLASS_BITS]
     inline = is_inline(code)
     if classes & DROPPED:
         return True
@@ -125,7 +125,7 @@ def is_only_rendering(html: NDArray[np.uint8], i: int) -> bool:
 @compile_kernel
 def is_in_heading(page: Page) -> bool:
     """Return whether the current element is inside a heading or the term of a definition."""
-    kind = int(page.stack[page.state[DEPTH], KIND_INSIDE])
+    kind = int(page.memory[page.state[DEPTH], KIND_INSIDE])
     return H1 <= kind <= H1 + 5 or kind == TERM
 
 

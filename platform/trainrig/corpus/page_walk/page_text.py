@@ -1,9 +1,9 @@
 """Writing of a page's text, block by block, in compiled code.
 
 The walk over a page holds its state in arrays of whole numbers, so that compiled functions can
-share it. `state` is the place in the output and what the next block inherits from the tags before
-it; a row of `stack` is an open element; a row of `rows` is a block. Blocks are separated by a zero
-byte. Formulas in TeX are between MATH_START and MATH_END.
+share it. `state` is the place in the output, what the next block inherits from the tags before it,
+and the attributes of the current tag. A row of `memory` is an open element, a container and a
+block. Blocks are separated by a zero byte. Formulas in TeX are between MATH_START and MATH_END.
 """
 
 from typing import Final, NamedTuple
@@ -41,7 +41,7 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     STATE,
 ) = range(17)
 
-# Columns of `stack`.
+# Columns of an open element.
 (
     CODE_OF_ELEMENT,
     FLAGS,  # own and inherited
@@ -59,7 +59,14 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     STACK,
 ) = range(14)
 
-# Columns of `rows`.
+# Columns of a container, which are next to those of the open element with the same number.
+(
+    CONTAINER_AROUND,
+    CONTAINER_SIGNATURE,
+    CONTAINER,
+) = range(STACK, STACK + 3)
+
+# Columns of a block.
 (
     ROW_START,  # span of the block in the output
     ROW_END,
@@ -75,21 +82,22 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     ROW_LINKS,
     ROW_LINK_CHARACTERS,
     ROW_DEPTH,
-    ROWS,
-) = range(15)
+    MEMORY,
+) = range(CONTAINER, CONTAINER + 15)
 
 
 class Page(NamedTuple):
-    """The input of a walk, and the arrays that it writes."""
+    """The input of a walk, and the arrays that it writes.
 
-    html: NDArray[np.uint8]
-    eights: NDArray[np.uint64]  # the same bytes, eight in a number, without up to seven at the end
+    numba passes each array as seven or more numbers and compiles all of them into each call, so
+    there are few arrays.
+    """
+
+    html: NDArray[np.uint8]  # a multiple of eight bytes
     out: NDArray[np.uint8]
-    rows: NDArray[np.int64]
+    # [rows, MEMORY]: row `n` is the open element at depth `n`, and container `n`, and block `n`.
+    memory: NDArray[np.int64]
     state: NDArray[np.int64]
-    stack: NDArray[np.int64]
-    containers: NDArray[np.int64]  # [elements, 3]: container around, signature, depth
-    about: NDArray[np.int64]  # attributes of the current tag
 
 
 @compile_kernel
@@ -98,8 +106,8 @@ def begin_block(page: Page) -> None:
     state = page.state
     if state[BEGUN]:
         return
-    top = page.stack[state[DEPTH]]
-    row = page.rows[state[COUNT]]
+    top = page.memory[state[DEPTH]]
+    row = page.memory[state[COUNT]]
     row[ROW_START] = state[START]
     row[ROW_KIND] = CODE if top[FLAGS] & PRE else top[KIND_INSIDE]
     row[ROW_FLAGS] = top[FLAGS]
@@ -128,7 +136,7 @@ def end_block(page: Page) -> None:
     """End the current block, if one has begun."""
     state = page.state
     if state[BEGUN]:
-        row = page.rows[state[COUNT]]
+        row = page.memory[state[COUNT]]
         end = state[POSITION]
         while page.out[end - 1] == 10 or page.out[end - 1] == 32 or page.out[end - 1] == 9:
             end -= 1
@@ -232,7 +240,7 @@ def write_text(page: Page, i: int, end: int, raw: bool) -> int:
     html = page.html
     out = page.out
     state = page.state
-    flags = page.stack[state[DEPTH], FLAGS]
+    flags = page.memory[state[DEPTH], FLAGS]
     code = flags & PRE
     in_math = flags & MATH
     link_characters = 0
@@ -269,11 +277,11 @@ def write_text(page: Page, i: int, end: int, raw: bool) -> int:
                 out[position] = byte
                 position += 1
             if state[LINKS]:
-                page.rows[state[COUNT], ROW_LINKS] += state[LINKS]
+                page.memory[state[COUNT], ROW_LINKS] += state[LINKS]
                 state[LINKS] = 0
             link_characters += byte < 128 or byte >= 192
     state[POSITION] = position
     state[SPACE] = space
     if flags & LINK and state[BEGUN]:
-        page.rows[state[COUNT], ROW_LINK_CHARACTERS] += link_characters
+        page.memory[state[COUNT], ROW_LINK_CHARACTERS] += link_characters
     return i

@@ -26,6 +26,7 @@ from trainrig.corpus.page_walk.page_attributes import (
     OWN_FLAGS,
     REVERSED,
     SIGNATURE,
+    clear_attributes,
     find,
     find_byte,
     read_attributes,
@@ -37,6 +38,8 @@ from trainrig.corpus.page_walk.page_elements import (
     CODE_LINE,
     CODE_TABLE,
     DOCUMENT,
+    ELEMENT_FLAGS,
+    ELEMENT_NAME,
     FOREIGN,
     HEADING,
     HIGHLIGHT,
@@ -48,6 +51,7 @@ from trainrig.corpus.page_walk.page_elements import (
     MATH_ELEMENT,
     MATH_GROUP,
     MATH_ROOT,
+    NAME_VALUE,
     ORDERED_LIST,
     PARAGRAPH_ELEMENT,
     PRE,
@@ -65,8 +69,7 @@ from trainrig.corpus.page_walk.page_elements import (
     TERM_ELEMENT,
     VERBATIM,
     VOID,
-    NameTables,
-    build_name_tables,
+    build_name_table,
 )
 from trainrig.corpus.page_walk.page_formulas import (
     opens_bracket,
@@ -96,7 +99,9 @@ from trainrig.corpus.page_walk.page_text import (
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
+    CONTAINER_AROUND,
     CONTAINER_INSIDE,
+    CONTAINER_SIGNATURE,
     CONTAINERS,
     COUNT,
     DEPTH,
@@ -107,17 +112,15 @@ from trainrig.corpus.page_walk.page_text import (
     LINKS,
     LISTS,
     MARKER,
+    MEMORY,
     NAME,
     NEAR,
     NEXT_NUMBER,
     OPENS,
     OWN,
     POSITION,
-    ROWS,
     SKIPPED,
     SPACE,
-    STACK,
-    STATE,
     STEP,
     TABS,
     WRITTEN,
@@ -128,7 +131,7 @@ from trainrig.corpus.page_walk.page_text import (
     put,
     write_text,
 )
-from trainrig.corpus.page_walk.word_hash import FNV_START, find_value, update_word_hash
+from trainrig.corpus.page_walk.word_hash import FNV_START, find_row, update_word_hash
 
 _OPEN: Final = np.uint64(60)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
@@ -141,34 +144,34 @@ class Walk(NamedTuple):
     """What the walk over a page found."""
 
     text: NDArray[np.uint8]  # the text of the blocks, with a zero byte after each
-    rows: NDArray[np.int64]  # [blocks, ROWS]
-    containers: NDArray[np.int64]  # [containers, 3]
+    rows: NDArray[np.int64]  # [blocks, MEMORY], of which the columns of a block count
+    containers: NDArray[np.int64]  # [containers, MEMORY], and here those of a container
     # Whether the page has another reading: the parser's tree may have been a different one.
     ambiguous: bool
 
 
 def walk_page(html: bytes) -> Walk:
     """Walk over a page, given as the parser has serialised it."""
-    tags = html.count(b"<")
+    rows = html.count(b"<") + html.count(b"\n") + 3
+    html += b" " * (-len(html) % 8)
     page = Page(
         np.frombuffer(html, np.uint8),
-        np.frombuffer(html, np.uint64, len(html) // 8),
         np.empty(len(html) + 64, np.uint8),
-        np.empty((tags + html.count(b"\n") + 2, ROWS), np.int64),
-        np.zeros(STATE, np.int64),
-        np.zeros((tags + 3, STACK), np.int64),
-        np.zeros((tags + 2, 3), np.int64),
+        np.zeros((rows, MEMORY), np.int64),
         np.zeros(ATTRIBUTES, np.int64),
     )
-    walk(page, build_name_tables())
-    count = int(page.state[COUNT])
-    end = int(page.state[POSITION])
-    containers = page.containers[: page.state[CONTAINERS]]
-    return Walk(page.out[:end], page.rows[:count], containers, bool(page.state[AMBIGUOUS]))
+    walk(page, build_name_table())
+    state = page.state
+    return Walk(
+        page.out[: state[POSITION]],
+        page.memory[: state[COUNT]],
+        page.memory[: state[CONTAINERS]],
+        bool(state[AMBIGUOUS]),
+    )
 
 
 @compile_kernel
-def walk(page: Page, tables: NameTables) -> None:
+def walk(page: Page, names: NDArray[np.int64]) -> None:
     """Walk over the tags and texts of a page, and fill its arrays."""
     html = page.html
     state = page.state
@@ -178,19 +181,19 @@ def walk(page: Page, tables: NameTables) -> None:
     while i < end:
         if html[i] != 60:
             if state[SKIPPED]:
-                i = find_byte(html, page.eights, i, _OPEN)
+                i = find_byte(html, i, _OPEN)
             else:
                 i = write_text(page, i, end, False)
             continue
         after = int(html[i + 1]) if i + 1 < end else 0
         if after == 47:
-            close_element(page, i + 2, tables)
+            close_element(page, i + 2, names)
             i = skip_tag(html, i)
         elif after == 33 or after == 63:
             # a comment, the type of the document, or an instruction such as <?php ?>
             i = skip_tag(html, i)
         else:
-            i = open_element(page, i + 1, tables)
+            i = open_element(page, i + 1, names)
     end_block(page)
 
 
@@ -204,17 +207,17 @@ def has_same_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool
 
 
 @compile_kernel
-def is_void(html: NDArray[np.uint8], i: int, tables: NameTables) -> bool:
+def is_void(html: NDArray[np.uint8], i: int, names: NDArray[np.int64]) -> bool:
     """Return whether the name that begins at `i` is one of an element without an end tag."""
     hash_ = FNV_START
     while not is_name_end(html, i):
         hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
-    return find_value(hash_, tables.element_keys, tables.element_values) == VOID
+    return bool(names[find_row(hash_ ^ ELEMENT_NAME, names), NAME_VALUE] == VOID)
 
 
 @compile_kernel
-def open_element(page: Page, i: int, tables: NameTables) -> int:
+def open_element(page: Page, i: int, names: NDArray[np.int64]) -> int:
     """Handle the start tag whose name begins at index `i`; return the index after what it used."""
     html = page.html
     state = page.state
@@ -224,15 +227,16 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
     name = html[start:i]
-    code = find_value(hash_, tables.element_keys, tables.element_values)
+    known = find_row(hash_ ^ ELEMENT_NAME, names)
+    code = names[known, NAME_VALUE]
     if state[SKIPPED]:
         i = skip_tag(html, i)
-        page.about[:] = 0
+        clear_attributes(page.state)
     else:
-        i = read_attributes(html, page.eights, i, tables, page.about)
+        i = read_attributes(html, i, names, page.state)
     if code == VOID:
         return i
-    flags = page.stack[state[DEPTH], FLAGS]
+    flags = page.memory[state[DEPTH], FLAGS]
     if code in (LINE_BREAK, RULE):
         if not state[SKIPPED]:
             if code == LINE_BREAK:
@@ -242,13 +246,13 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         return i
     if flags & MATH and not state[SKIPPED]:
         write_between(page)
-    own = find_value(hash_, tables.element_keys, tables.element_flags)
-    own |= page.about[OWN_FLAGS] if code != DOCUMENT else 0
+    own = names[known, ELEMENT_FLAGS]
+    own |= page.state[OWN_FLAGS] if code != DOCUMENT else 0
     drops = not state[SKIPPED] and is_dropped(page, i, name, code, own, flags)
     if not state[SKIPPED] and not drops:
         own = enter_element(page, i, name, code, own, flags)
     push_element(page, i, code, own, name)
-    page.stack[state[DEPTH], NAME] = start
+    page.memory[state[DEPTH], NAME] = start
     if drops:
         state[SKIPPED] = state[DEPTH]
     if code in (RAW_TEXT, SCRIPT, VERBATIM):
@@ -268,9 +272,9 @@ def enter_element(
 ) -> int:
     """End or begin blocks at the start of an element; return the element's own flags."""
     state = page.state
-    stack = page.stack
+    stack = page.memory
     html = page.html
-    classes = page.about[CLASS_BITS]
+    classes = page.state[CLASS_BITS]
     if classes & CODE_AREA:
         own |= HIGHLIGHT
     if code == ANCHOR:
@@ -331,12 +335,12 @@ def enter_table_part(page: Page, code: int, around: int) -> None:
 def number_item(page: Page) -> None:
     """Set the marker of the next block: a bullet, or the number of the list item."""
     state = page.state
-    row = page.stack[state[DEPTH]]
+    row = page.memory[state[DEPTH]]
     state[HAS_MARKER] = 1
     if row[CODE_OF_ELEMENT] != ORDERED_LIST:
         return
-    if page.about[HAS_NUMBER]:
-        row[NEXT_NUMBER] = page.about[NUMBER]
+    if page.state[HAS_NUMBER]:
+        row[NEXT_NUMBER] = page.state[NUMBER]
     state[HAS_MARKER] = 2
     state[MARKER] = row[NEXT_NUMBER]
     row[NEXT_NUMBER] += row[STEP]
@@ -348,8 +352,8 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
     state = page.state
     depth = state[DEPTH] + 1
     state[DEPTH] = depth
-    around = page.stack[depth - 1]
-    entry = page.stack[depth]
+    around = page.memory[depth - 1]
+    entry = page.memory[depth]
     inherited = around[FLAGS]
     if code in (TABLE, TABLE_CAPTION) or (code == PREFORMATTED and own & PRE):
         inherited &= ~JOIN
@@ -359,22 +363,21 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
     entry[NEAR] = own
     for step in range(1, _STYLE_DEPTH):
         if depth - step > 0:
-            entry[NEAR] |= page.stack[depth - step, OWN]
+            entry[NEAR] |= page.memory[depth - step, OWN]
     entry[KIND_INSIDE] = kind_inside(code, name, int(around[KIND_INSIDE]), own)
     entry[LISTS] = around[LISTS] + (code in (LIST, ORDERED_LIST))
     entry[CELLS] = 0
-    entry[STEP] = -1 if page.about[REVERSED] else 1
-    entry[NEXT_NUMBER] = page.about[NUMBER] if page.about[HAS_NUMBER] else 1
-    if code == ORDERED_LIST and page.about[REVERSED] and not page.about[HAS_NUMBER]:
+    entry[STEP] = -1 if page.state[REVERSED] else 1
+    entry[NEXT_NUMBER] = page.state[NUMBER] if page.state[HAS_NUMBER] else 1
+    if code == ORDERED_LIST and page.state[REVERSED] and not page.state[HAS_NUMBER]:
         entry[NEXT_NUMBER] = count_items(page.html, i)
     entry[WRITTEN] = state[POSITION]
-    entry[CLASSES] = page.about[CLASS_BITS]
+    entry[CLASSES] = page.state[CLASS_BITS]
     entry[CONTAINER_INSIDE] = around[CONTAINER_INSIDE]
     if not (is_inline(code) or code in (PARAGRAPH_ELEMENT, HEADING)):
-        container = page.containers[state[CONTAINERS]]
-        container[0] = around[CONTAINER_INSIDE]
-        container[1] = page.about[SIGNATURE] * 31 + code
-        container[2] = page.containers[around[CONTAINER_INSIDE], 2] + 1
+        container = page.memory[state[CONTAINERS]]
+        container[CONTAINER_AROUND] = around[CONTAINER_INSIDE]
+        container[CONTAINER_SIGNATURE] = page.state[SIGNATURE] * 31 + code
         entry[CONTAINER_INSIDE] = state[CONTAINERS]
         state[CONTAINERS] += 1
 
@@ -383,15 +386,15 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
 def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
     """Skip the content of a script or style; write the content of a verbatim element."""
     state = page.state
-    foreign = page.stack[state[DEPTH], FLAGS] & FOREIGN != 0
-    end, ambiguous = find_raw_text_end(page.html, page.eights, i, name, code == SCRIPT, foreign)
+    foreign = page.memory[state[DEPTH], FLAGS] & FOREIGN != 0
+    end, ambiguous = find_raw_text_end(page.html, i, name, code == SCRIPT, foreign)
     state[AMBIGUOUS] |= ambiguous
     if state[SKIPPED]:
         return end
     if code == VERBATIM:
         write_text(page, i, end, True)
-    elif code == SCRIPT and page.about[IS_TEX]:
-        write_tex(page, i, end, True, page.about[IS_DISPLAY] != 0)
+    elif code == SCRIPT and page.state[IS_TEX]:
+        write_tex(page, i, end, True, page.state[IS_DISPLAY] != 0)
     return end
 
 
@@ -405,17 +408,17 @@ def enter_formula(page: Page, i: int) -> int:
     state = page.state
     start, stop = find_tex(html, i)
     if start == stop:
-        start = page.about[ALT_START]
-        stop = page.about[ALT_END]
+        start = page.state[ALT_START]
+        stop = page.state[ALT_END]
         if find(html, start, stop, _BACKSLASH) < 0:
             return i
-    write_tex(page, start, stop, False, page.about[IS_DISPLAY] != 0)
+    write_tex(page, start, stop, False, page.state[IS_DISPLAY] != 0)
     state[SKIPPED] = state[DEPTH]
     return i
 
 
 @compile_kernel
-def close_element(page: Page, start: int, tables: NameTables) -> None:
+def close_element(page: Page, start: int, names: NDArray[np.int64]) -> None:
     """Pop the innermost open element, and end the block that it held.
 
     `start` is the index of the name of the end tag. In pictures and formulas, a <link> has an end
@@ -425,9 +428,9 @@ def close_element(page: Page, start: int, tables: NameTables) -> None:
     depth = state[DEPTH]
     if depth == 0:
         return
-    entry = page.stack[depth]
+    entry = page.memory[depth]
     if not has_same_name(page.html, entry[NAME], start):
-        if is_void(page.html, start, tables):
+        if is_void(page.html, start, names):
             return
         state[AMBIGUOUS] = 1
     state[DEPTH] = depth - 1
@@ -436,7 +439,7 @@ def close_element(page: Page, start: int, tables: NameTables) -> None:
             state[SKIPPED] = 0
         return
     code = entry[CODE_OF_ELEMENT]
-    around = page.stack[depth - 1, FLAGS]
+    around = page.memory[depth - 1, FLAGS]
     if entry[OWN] & _BRACKET:
         put(page, 41)
     if is_inline(code) or code == DOCUMENT:
