@@ -138,10 +138,7 @@ raw_tag = st.builds(
 def test_neither_markup_nor_raw_text_leaks(html: str):
     pattern = "|".join(word.strip() for word in WORDS)
     expected = re.findall(pattern, list_visible_characters(HTMLTree.parse(html)))
-    found = "\n".join(lines(html))
-    assert re.findall(pattern, found) == expected
-    without_words = re.sub(pattern, "", found)
-    assert not re.search("script|style|svg|math", without_words.lower()) or "<" in html
+    assert re.findall(pattern, "\n".join(lines(html))) == expected
 
 
 @given(st.lists(tag | word, max_size=40).map("".join))

@@ -211,13 +211,17 @@ def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
             depth += -1 if closing else 1
             if depth == 0:
                 break
-        elif depth == 1 and not closing and matches(html, name, _ANNOTATION):
-            if names_tex(html, name + len(_ANNOTATION), inside):
-                stop = inside
-                while stop < end and html[stop] != 60:
-                    stop += 1
-                if holds_text(html, inside, stop):
-                    return inside, stop
+        elif (
+            depth == 1
+            and not closing
+            and matches(html, name, _ANNOTATION)
+            and names_tex(html, name + len(_ANNOTATION), inside)
+        ):
+            stop = inside
+            while stop < end and html[stop] != 60:
+                stop += 1
+            if holds_text(html, inside, stop):
+                return inside, stop
         i = inside
     return 0, 0
 
@@ -234,7 +238,7 @@ def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
 @compile_kernel
 def holds_text(html: NDArray[np.uint8], start: int, end: int) -> bool:
     """Return whether there is more than white space between two indices."""
-    for at in range(start, end):
-        if html[at] > 32:
-            return True
-    return False
+    at = start
+    while at < end and html[at] <= 32:
+        at += 1
+    return at < end

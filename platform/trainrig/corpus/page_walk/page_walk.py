@@ -180,10 +180,8 @@ def walk(page: Page, names: NDArray[np.int64]) -> None:
     i = 0
     while i < end:
         if html[i] != 60:
-            if state[SKIPPED]:
-                i = find_byte(html, i, _OPEN)
-            else:
-                i = write_text(page, i, end, False)
+            skipped = state[SKIPPED] > 0
+            i = find_byte(html, i, _OPEN) if skipped else write_text(page, i, end, False)
             continue
         after = int(html[i + 1]) if i + 1 < end else 0
         if after == 47:
