@@ -51,18 +51,20 @@ def find_row(hash_: np.uint64, table: NDArray[np.int64]) -> int:
     slot = key & last
     while table[slot, 0] != key and table[slot, 0] != 0:
         slot = (slot + 1) & last
-    return slot
+    return int(slot)
 
 
 def build_table(words: Mapping[tuple[str, int], tuple[int, ...]], slots: int) -> NDArray[np.int64]:
     """Build a hash table (open addressing, 0 is free) of `words`: [S, 1 + values].
 
-    The key of a word, in the first column, is its hash, exclusive or the number after the word.
+    The key of a word, in the first column, is the exclusive or of its hash and the number after it.
     """
     width = len(next(iter(words.values())))
     table = np.zeros((slots, 1 + width), np.int64)
     for (word, kind), values in words.items():
         text = np.frombuffer(word.encode(), np.uint8)
         key = np.uint64(hash_text(text, 0, len(text))) ^ np.uint64(kind)
-        table[find_row(key, table)] = (key.astype(np.int64), *values)
+        row = table[find_row(key, table)]
+        row[0] = key.astype(np.int64)
+        row[1:] = values
     return table
