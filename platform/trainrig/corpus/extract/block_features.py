@@ -96,7 +96,7 @@ def count_repeats(
 ) -> None:
     """Count the blocks with the words of each block, itself included."""
     for i in range(len(digests)):
-        work[_REPEATS, i] = count_key(np.int64(digests[i]), table)
+        work[_REPEATS, i] = count_key(int(np.int64(digests[i])), table)
     for i in range(len(digests)):
         work[_REPEATS, i] = table[work[_REPEATS, i], 1]
 

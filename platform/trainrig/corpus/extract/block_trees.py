@@ -23,7 +23,7 @@ from trainrig.corpus.compiled import compile_kernel
 
 LEAF: Final = -1  # marks a leaf in place of a feature
 SCALE: Final = 10_000  # factor of the leaf values: a sum of 10,000 is a log-odds of 1
-MOST_LEAVES: Final = 32  # of a tree: a bit for each in a number
+MOST_LEAVES: Final = 32  # A set of leaves is a number of 32 bits.
 # Blocks that are scored together: the sets of leaves of 150 trees take 38 kB then.
 _TOGETHER: Final = 64
 

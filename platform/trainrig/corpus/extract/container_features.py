@@ -39,7 +39,7 @@ def create_container_sums(
 
 
 def create_table(keys: int) -> NDArray[np.int64]:
-    """Create a hash table of up to so many keys: key and count, with twice as many slots."""
+    """Create a hash table, key and count, with over twice as many slots as `keys`."""
     return np.zeros((1 << (2 * keys).bit_length(), 2), np.int64)
 
 

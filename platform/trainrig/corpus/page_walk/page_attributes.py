@@ -197,7 +197,7 @@ def read_names(
 
 
 @compile_kernel
-def has_style(
+def matches_style(
     html: NDArray[np.uint8],
     start: int,
     end: int,
@@ -261,9 +261,9 @@ def read_attributes(
         elif first == 114 and _is_name(html, name, name_end, _REVERSED):
             about[REVERSED] = 1
         elif first == 115 and _is_name(html, name, name_end, _STYLE):
-            if has_style(html, start, stop, _DISPLAY, _NONE):
+            if matches_style(html, start, stop, _DISPLAY, _NONE):
                 about[OWN_FLAGS] |= HIDDEN
-            if has_style(html, start, stop, _WHITE_SPACE, _PRE):
+            if matches_style(html, start, stop, _WHITE_SPACE, _PRE):
                 about[OWN_FLAGS] |= LINES
         elif first == 104 and _is_name(html, name, name_end, _HIDDEN):
             about[OWN_FLAGS] |= HIDDEN

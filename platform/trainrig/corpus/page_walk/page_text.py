@@ -59,7 +59,7 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     STACK,
 ) = range(14)
 
-# Columns of a container, which are next to those of the open element with the same number.
+# Columns of a container, which follow the columns of the open element with the same number.
 (
     CONTAINER_AROUND,
     CONTAINER_SIGNATURE,

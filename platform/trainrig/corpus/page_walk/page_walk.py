@@ -141,11 +141,11 @@ _STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
 
 
 class Walk(NamedTuple):
-    """What the walk over a page found."""
+    """Result of the walk over a page."""
 
     text: NDArray[np.uint8]  # the text of the blocks, with a zero byte after each
     rows: NDArray[np.int64]  # [blocks, MEMORY], of which the columns of a block count
-    containers: NDArray[np.int64]  # [containers, MEMORY], and here those of a container
+    containers: NDArray[np.int64]  # [containers, MEMORY], of which the columns of a container count
     # Whether the page has another reading: the parser's tree may have been a different one.
     ambiguous: bool
 
@@ -196,7 +196,7 @@ def walk(page: Page, names: NDArray[np.int64]) -> None:
 
 
 @compile_kernel
-def has_same_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
+def matches_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
     """Return whether the names that begin at these indices, of two tags, are equal."""
     while end_tag < len(html) and html[end_tag] != 62 and html[start_tag] == html[end_tag]:
         start_tag += 1
@@ -427,7 +427,7 @@ def close_element(page: Page, start: int, names: NDArray[np.int64]) -> None:
     if depth == 0:
         return
     entry = page.memory[depth]
-    if not has_same_name(page.html, entry[NAME], start):
+    if not matches_name(page.html, entry[NAME], start):
         if is_void(page.html, start, names):
             return
         state[AMBIGUOUS] = 1
