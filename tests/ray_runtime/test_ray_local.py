@@ -185,10 +185,10 @@ def test_a_connection_is_found_by_the_folder_of_its_socket(temporary: Path) -> N
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind(str(path))
         server.listen(1)
-        assert not ray_local.has_connection(temporary)
+        assert not ray_local.is_connected(temporary)
         client.connect(str(path))
         files = sorted(Path("/dev/fd").iterdir())
-        assert ray_local.has_connection(temporary)
-        assert not ray_local.has_connection(temporary / "other")
+        assert ray_local.is_connected(temporary)
+        assert not ray_local.is_connected(temporary / "other")
         assert sorted(Path("/dev/fd").iterdir()) == files  # nothing stays open
-    assert not ray_local.has_connection(temporary)
+    assert not ray_local.is_connected(temporary)

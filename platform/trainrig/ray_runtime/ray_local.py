@@ -42,7 +42,7 @@ INIT = 1  # id of the first process of a system or container
 _Result = TypeVar("_Result")
 
 
-def has_connection(folder: Path) -> bool:
+def is_connected(folder: Path) -> bool:
     """Return whether this process is connected to a Unix socket below `folder`."""
     for path in OWN_FILES.iterdir():
         # The file that lists the folder, or one that was closed meanwhile, cannot be copied.
@@ -188,7 +188,7 @@ class Session:
 
     def _kill_when_left(self) -> None:
         self._leaving.wait()
-        while has_connection(self.folder) and not self._left.wait(LOOK_AT_CONNECTIONS):
+        while is_connected(self.folder) and not self._left.wait(LOOK_AT_CONNECTIONS):
             pass
         session_folder.kill_users(self.folder)
 
