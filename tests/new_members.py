@@ -473,9 +473,9 @@ def describe(base: Path) -> dict[str, Any]:
 
     from trainrig import check, config
     from trainrig.errors import InputError
+    from trainrig.estimate.cost_estimate import DeviceChoice
     from trainrig.estimate.layout.cluster_choice import ClusterWanted
     from trainrig.estimate.layout.run_subject import FixedDegrees
-    from trainrig.estimate.run_cost import DeviceChoice
     from trainrig.scaling.plan.layout_verb import answer
     from trainrig.train.run_file.run_files import Pretraining
 
