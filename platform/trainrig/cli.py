@@ -154,7 +154,7 @@ def check(
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
     from trainrig.estimate.cost_estimate import DeviceChoice
-    from trainrig.launch.submit.input_check import find_input_problems
+    from trainrig.launch.submit.run_paths import find_input_problems
 
     facts = describe(run, DeviceChoice(device, hardware, mfu), preset)
     problems = list(find_input_problems(run))
