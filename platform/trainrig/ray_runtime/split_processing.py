@@ -277,10 +277,12 @@ def _run_by_ray_data(
         level = rays.level
         rays.setLevel(logging.CRITICAL)  # errors are raised by the caller of this function
         try:
-            # With a prefetched batch, each record would wait for the next one.
-            batches = done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-            for batch in batches:
-                yield from batch.to_pylist()  # type: ignore[union-attr] # by the format
+            # `iter_batches` would hold each record back until the next one is prefetched. Without
+            # prefetching it leaves a thread behind, for as long as this process lives.
+            for bundle in done.iter_internal_ref_bundles():
+                for reference in bundle.block_refs:
+                    records: Any = ray.get(reference)  # a table of Arrow, by the format above
+                    yield from records.to_pylist()
         finally:
             rays.setLevel(level)
 
