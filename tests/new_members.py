@@ -386,8 +386,7 @@ NAMES = {
     ),
     "corpus/filters/filters.py": (
         ("limits import Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
-        ("\nFilter = Annotated[\n    Length\n", "    | Vowels\n"),
-        ("_WrittenFilter = Annotated[\n    Length\n", "    | Vowels\n"),
+        ("_Rule = (\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (
         (
