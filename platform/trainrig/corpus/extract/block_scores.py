@@ -59,10 +59,10 @@ class ScoredBlocks:
 
 def cut_tree(tree: HTMLTree) -> page_blocks.PageBlocks:
     """Cut a parsed page into blocks."""
-    walked = walk_page(serialise(tree))
+    walked = walk_page(serialise(tree), stops=True)
     if walked.ambiguous:
         replace_raw_text(tree)
-        walked = walk_page(serialise(tree))
+        walked = walk_page(serialise(tree), stops=False)
     return page_blocks.PageBlocks(walked, tree.title or "")
 
 
@@ -78,7 +78,9 @@ def serialise(tree: HTMLTree) -> bytes:
     return html.encode("utf-8", "replace")
 
 
-_HIDDEN_RAW_TEXT: Final = "svg,style,iframe,noembed,noframes,script:not([type^='math/tex'])"
+_HIDDEN_RAW_TEXT: Final = (
+    "svg,style,iframe,noembed,noframes,script:not([type^='math/tex']),math script"
+)
 _VISIBLE_RAW_TEXT: Final = "plaintext,math xmp"
 
 

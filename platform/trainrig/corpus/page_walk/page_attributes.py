@@ -79,6 +79,12 @@ def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
 
 
 @compile_kernel
+def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
+    """Return whether the name of an element ends before the index `at`."""
+    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
+
+
+@compile_kernel
 def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> int:
     """Return the first index of `word` between `start` and `end`, or -1."""
     for at in range(start, min(end, len(html)) - len(word) + 1):

@@ -26,6 +26,7 @@ from trainrig.corpus.page_walk.page_text import (
     MATH_END,
     MATH_START,
     POSITION,
+    SPARE,
     Page,
     put,
     read_entity,
@@ -41,8 +42,11 @@ _ROOT: Final = np.frombuffer("√".encode(), np.uint8)
 
 
 @compile_kernel
-def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> None:
-    """Write the TeX of a formula, without the wrappers that Wikipedia and MathJax put around it."""
+def write_tex(page: Page, i: int, start: int, end: int, raw: bool, display: bool) -> None:
+    """Write the TeX of a formula, without the wrappers that Wikipedia and MathJax put around it.
+
+    The walk is at the index `i`.
+    """
     html = page.html
     while start < end and html[start] <= 32:
         start += 1
@@ -63,6 +67,10 @@ def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> Non
     while end > start and html[end - 1] <= 32:
         end -= 1
     if start >= end:
+        return
+    # Formulas of a page with two readings may share one annotation, which could fill the output.
+    # The rest of the page must fit in as well.
+    if page.state[POSITION] + end - start + SPARE > len(page.out) - len(html) + i:
         return
     put(page, MATH_BLOCK if display else MATH_START)
     at = start
@@ -127,7 +135,7 @@ def write_raised(page: Page, i: int, lowered: bool) -> int:
         if not (48 <= byte <= 57 or byte == 43 or byte == 45 or minus):
             return i
         end += 3 if minus else 1
-    if not page.state[BEGUN] or end == i or end - i > _MOST_RAISED or end >= len(html):
+    if not page.state[BEGUN] or end == i or end - i > _MOST_RAISED or end + 1 >= len(html):
         return i
     if html[end + 1] != 47:
         return i

@@ -1,7 +1,7 @@
 """Looks ahead of the walk: what an element holds, before the walk enters it. Compiled code.
 
-Each look ends at the first evidence or at the end of its element, so the time is linear in
-practice.
+Each look ends at the first evidence or at the end of its element, so the time is at most the
+length of the page times its depth.
 """
 
 from typing import Final
@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_kernel
-from trainrig.corpus.page_walk.page_attributes import find, matches, matches_word, skip_tag
+from trainrig.corpus.page_walk.page_attributes import (
+    is_name_end,
+    matches,
+    matches_word,
+    skip_tag,
+)
+from trainrig.corpus.page_walk.page_raw_text import holds_visible_text, skip_markup
 
 OTHER_TABLE, DATA_TABLE = range(2)
 
@@ -19,20 +25,10 @@ _NEAR: Final = 2_000  # bytes in which a heading or a term has to end
 _CLOSE_TABLE: Final = np.frombuffer(b"/table", np.uint8)
 _TABLE: Final = np.frombuffer(b"table", np.uint8)
 _CLOSE_ANCHOR: Final = np.frombuffer(b"/a>", np.uint8)
-_SCRIPT: Final = np.frombuffer(b"script", np.uint8)
-_STYLE: Final = np.frombuffer(b"style", np.uint8)
-_END_SCRIPT: Final = np.frombuffer(b"</script", np.uint8)
-_END_STYLE: Final = np.frombuffer(b"</style", np.uint8)
 _MATH: Final = np.frombuffer(b"math", np.uint8)
 _SVG: Final = np.frombuffer(b"svg", np.uint8)
 _ANNOTATION: Final = np.frombuffer(b"annotation ", np.uint8)
 _TEX: Final = np.frombuffer(b"tex", np.uint8)
-
-
-@compile_kernel
-def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
-    """Return whether the name of an element ends before the index `at`."""
-    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
 
 
 @compile_kernel
@@ -70,11 +66,7 @@ def classify_table(html: NDArray[np.uint8], i: int) -> int:
             first == 104 and 49 <= second <= 54
         ):
             return OTHER_TABLE
-        elif first == 115 and (matches(html, i, _SCRIPT) or matches(html, i, _STYLE)):
-            i = find(html, i, end, _END_SCRIPT if matches(html, i, _SCRIPT) else _END_STYLE)
-            if i < 0:
-                return OTHER_TABLE
-        i = skip_tag(html, i)
+        i = skip_markup(html, i - 1)
     return OTHER_TABLE
 
 
@@ -96,7 +88,7 @@ def holds_code(html: NDArray[np.uint8], i: int) -> bool:
             return True
         if first == 47 and matches(html, i, _CLOSE_TABLE):
             return False
-        i = skip_tag(html, i)
+        i = skip_markup(html, i - 1)
     return False
 
 
@@ -108,13 +100,15 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
     while i < end:
         byte = int(html[i])
         if byte == 60:
+            if holds_visible_text(html, i):
+                return False
             closing = i + 1 < end and html[i + 1] == 47
             at = i + 1 + closing
             if matches(html, at, name) and is_name_end(html, at + len(name)):
                 depth += -1 if closing else 1
                 if depth == 0:
                     return True
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         elif 48 <= byte <= 57 or byte == 32 or byte == 10 or byte == 9 or byte == 13:
             i += 1
         else:
@@ -134,7 +128,7 @@ def holds_tag(
                 return True
             if i + 1 < end and html[i + 1] == 47 and matches(html, i + 2, name):
                 return False
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         else:
             i += 1
     return False
@@ -149,7 +143,9 @@ def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
         if byte == 60:
             if matches(html, i + 1, _CLOSE_ANCHOR):
                 return True
-            i = skip_tag(html, i)
+            if holds_visible_text(html, i):
+                return False
+            i = skip_markup(html, i)
         elif byte == 35 or byte == 32 or byte == 10 or byte == 9:
             i += 1
         elif byte == 0xC2 and i + 1 < end and (html[i + 1] == 0xB6 or html[i + 1] == 0xA7):
@@ -222,7 +218,7 @@ def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
                 stop += 1
             if holds_text(html, inside, stop):
                 return inside, stop
-        i = inside
+        i = skip_markup(html, i)
     return 0, 0
 
 

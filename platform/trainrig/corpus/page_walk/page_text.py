@@ -20,6 +20,8 @@ MATH_START: Final = 1  # control characters, which no text of a page keeps
 MATH_END: Final = 2
 MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
 
+SPARE: Final = 64  # bytes of the output that are written beyond the length of what they stand for
+
 # Columns of `state`.
 (
     POSITION,  # next index in the output

@@ -29,6 +29,7 @@ from trainrig.corpus.page_walk.page_attributes import (
     clear_attributes,
     find,
     find_byte,
+    is_name_end,
     read_attributes,
     skip_tag,
 )
@@ -84,7 +85,6 @@ from trainrig.corpus.page_walk.page_lookahead import (
     find_tex,
     holds_code,
     holds_tag,
-    is_name_end,
 )
 from trainrig.corpus.page_walk.page_raw_text import find_raw_text_end
 from trainrig.corpus.page_walk.page_rules import (
@@ -121,6 +121,7 @@ from trainrig.corpus.page_walk.page_text import (
     POSITION,
     SKIPPED,
     SPACE,
+    SPARE,
     STEP,
     TABS,
     WRITTEN,
@@ -150,17 +151,21 @@ class Walk(NamedTuple):
     ambiguous: bool
 
 
-def walk_page(html: bytes) -> Walk:
-    """Walk over a page, given as the parser has serialised it."""
+def walk_page(html: bytes, stops: bool) -> Walk:
+    """Walk over a page, given as the parser has serialised it.
+
+    If `stops`, the walk ends where the page turns out to be ambiguous.
+    """
     rows = html.count(b"<") + html.count(b"\n") + 3
     html += b" " * (-len(html) % 8)
     page = Page(
         np.frombuffer(html, np.uint8),
-        np.empty(len(html) + 64, np.uint8),
+        # As much as the page, and once more for TeX, which is written ahead of the walk.
+        np.empty(2 * len(html) + 2 * SPARE, np.uint8),
         np.zeros((rows, MEMORY), np.int64),
         np.zeros(ATTRIBUTES, np.int64),
     )
-    walk(page, build_name_table())
+    walk(page, build_name_table(), stops)
     state = page.state
     return Walk(
         page.out[: state[POSITION]],
@@ -171,14 +176,14 @@ def walk_page(html: bytes) -> Walk:
 
 
 @compile_kernel
-def walk(page: Page, names: NDArray[np.int64]) -> None:
+def walk(page: Page, names: NDArray[np.int64], stops: bool) -> None:
     """Walk over the tags and texts of a page, and fill its arrays."""
     html = page.html
     state = page.state
     end = len(html)
     state[CONTAINERS] = 1
     i = 0
-    while i < end:
+    while i < end and not (stops and state[AMBIGUOUS]):
         if html[i] != 60:
             skipped = state[SKIPPED] > 0
             i = find_byte(html, i, _OPEN) if skipped else write_text(page, i, end, False)
@@ -392,7 +397,7 @@ def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> i
     if code == VERBATIM:
         write_text(page, i, end, True)
     elif code == SCRIPT and page.state[IS_TEX]:
-        write_tex(page, i, end, True, page.state[IS_DISPLAY] != 0)
+        write_tex(page, i, i, end, True, page.state[IS_DISPLAY] != 0)
     return end
 
 
@@ -410,7 +415,7 @@ def enter_formula(page: Page, i: int) -> int:
         stop = page.state[ALT_END]
         if find(html, start, stop, _BACKSLASH) < 0:
             return i
-    write_tex(page, start, stop, False, page.state[IS_DISPLAY] != 0)
+    write_tex(page, i, start, stop, False, page.state[IS_DISPLAY] != 0)
     state[SKIPPED] = state[DEPTH]
     return i
 
