@@ -79,7 +79,7 @@ def serialise(tree: HTMLTree) -> bytes:
 
 
 _HIDDEN_RAW_TEXT: Final = (
-    "svg,style,iframe,noembed,noframes,script:not([type^='math/tex']),math script"
+    "template,svg,style,iframe,noembed,noframes,script:not([type^='math/tex']),math script"
 )
 _VISIBLE_RAW_TEXT: Final = "plaintext,math xmp"
 
@@ -94,6 +94,9 @@ def replace_raw_text(tree: HTMLTree) -> None:
         return
     for element in document.query_selector_all(_HIDDEN_RAW_TEXT).values():
         element.remove()
+    for element in document.query_selector_all("script").values():
+        if "<!--" in element.text:  # it may hide the script's end tag
+            element.remove()
     for element in document.query_selector_all(_VISIBLE_RAW_TEXT).values():
         name = "mtext" if element.closest("math") else "pre"
         ordinary = tree.create_element(name)
