@@ -10,7 +10,6 @@ from trainrig.corpus.page_walk.page_attributes import (
     CLASS_BITS,
     find,
     matches,
-    skip_tag,
 )
 from trainrig.corpus.page_walk.page_elements import (
     ANCHOR,
@@ -51,6 +50,7 @@ from trainrig.corpus.page_walk.page_lookahead import (
     holds_only_digits,
     holds_tag,
 )
+from trainrig.corpus.page_walk.page_raw_text import skip_markup
 from trainrig.corpus.page_walk.page_text import (
     DEFINITION,
     DEPTH,
@@ -152,7 +152,7 @@ def count_items(html: NDArray[np.uint8], i: int) -> int:
                 depth += -1 if closing else 1
             elif first == 108 and second == 105 and html[i + 3] != 110 and not closing:
                 count += depth == 1
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         else:
             i += 1
     return count
