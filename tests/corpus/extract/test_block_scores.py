@@ -13,7 +13,7 @@ LARGE = 60_000  # log-odds that no votes can outweigh
 
 def make_scored_blocks(lines: list[str], odds: list[int]) -> ScoredBlocks:
     page = "".join(f"<p>{line}</p>\n" for line in lines).encode()
-    return ScoredBlocks(PageBlocks(walk_page(page), ""), np.array(odds, np.int32))
+    return ScoredBlocks(PageBlocks(walk_page(page, stops=False), ""), np.array(odds, np.int32))
 
 
 def vote_on(judged: ScoredBlocks, precision: str, balance: str = "") -> tuple[str, list[str]]:

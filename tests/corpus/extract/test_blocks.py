@@ -17,7 +17,7 @@ NAMES = (*COLUMNS, *TOPICS)
 
 def compute_numbers(html: str, title: str = "") -> list[dict[str, int]]:
     """Return the non-zero numbers of each block."""
-    found = PageBlocks(walk_page(html.encode()), title).numbers.tolist()
+    found = PageBlocks(walk_page(html.encode(), stops=False), title).numbers.tolist()
     return [
         {name: number for name, number in zip(NAMES, row, strict=True) if number} for row in found
     ]
@@ -46,7 +46,7 @@ def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
 
 def test_a_line_break_ends_a_block_and_preformatted_text_is_one():
     html = "<p>one<br>\ntwo</p><pre>three\nfour\n</pre>\nfive"
-    blocks = PageBlocks(walk_page(html.encode()), "")
+    blocks = PageBlocks(walk_page(html.encode(), stops=False), "")
     texts = [bytes(blocks.text[start:end]) for start, end in blocks.spans]
     assert texts == [b"one", b"two", b"three\nfour", b"five"]
     assert [block.get("gap", 0) for block in compute_numbers(html)] == [1, 0, 1, 1]
@@ -58,13 +58,13 @@ def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
 
 
 def test_a_block_that_comes_again_has_the_same_digest():
-    blocks = PageBlocks(walk_page(b"Read <a>more</a><br>other<br>read more!"), "")
+    blocks = PageBlocks(walk_page(b"Read <a>more</a><br>other<br>read more!", stops=False), "")
     assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
 
 
 def test_features_of_a_block_include_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
-    found = compute_features(PageBlocks(walk_page(html.encode()), ""))
+    found = compute_features(PageBlocks(walk_page(html.encode(), stops=False), ""))
     assert found.shape == (39, FEATURES)
     middle = found[20]
     characters = [row["characters"] for row in compute_numbers(html)]
@@ -75,7 +75,10 @@ def test_features_of_a_block_include_its_neighbours():
 
 
 def test_a_page_without_blocks_has_no_features():
-    assert compute_features(PageBlocks(walk_page(b"\n<p></p>\n"), "")).shape == (0, FEATURES)
+    assert compute_features(PageBlocks(walk_page(b"\n<p></p>\n", stops=False), "")).shape == (
+        0,
+        FEATURES,
+    )
 
 
 def test_the_trees_sum_the_leaves_of_a_row():

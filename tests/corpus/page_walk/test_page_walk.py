@@ -187,8 +187,8 @@ def test_a_page_that_breaks_off_anywhere_is_walked_to_its_end(size: int, ending:
 )
 def test_a_comment_that_begins_in_raw_text_hides_no_end_of_a_table(element: str):
     table = f"<table><tr><td>a<td>b<{element}><!-- </{element}></table>"
-    expected = ["a\tb<!--"] if element == "xmp" else ["a\tb"]
-    assert [" ".join(line.split(" ")) for line in lines(table + "<p>c")] == [*expected, "c"]
+    expected = ["a\tb", "<!--"] if element == "xmp" else ["a\tb"]
+    assert lines(table + "<p>c") == [*expected, "c"]
 
 
 @given(st.lists(tag | word, max_size=40).map("".join))
