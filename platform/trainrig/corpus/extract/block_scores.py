@@ -95,11 +95,12 @@ def replace_raw_text(tree: HTMLTree) -> None:
     for element in document.query_selector_all(_HIDDEN_RAW_TEXT).values():
         element.remove()
     for element in document.query_selector_all("script").values():
-        if "<!--" in element.text:  # it may hide the script's end tag
+        if "<!--" in (element.text or ""):  # it may hide the script's end tag
             element.remove()
     for element in document.query_selector_all(_VISIBLE_RAW_TEXT).values():
         name = "mtext" if element.closest("math") else "pre"
         ordinary = tree.create_element(name)
+        assert ordinary is not None
         while element.first_child is not None:
             ordinary.append_child(element.first_child)
         element.replace_with(ordinary)
