@@ -146,6 +146,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
     "phi": ("Phi", {}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6,
+            "swiglu_limit": 1.5, "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "gpt_oss-plain": (
+        "GptOss",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7,
+            "attention_bias": False, "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "qwen2_moe-window": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [0],
+            "use_sliding_window": True, "sliding_window": 6, "qkv_bias": False,
+        },
+    ),
     "ernie4_5": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
     "ernie4_5-wide": ("Ernie4_5", {"head_dim": 12, "rope_parameters": LLAMA_3_1}),
 }  # fmt: skip
@@ -178,9 +209,9 @@ def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> A
     torch.manual_seed(7)
     model = getattr(transformers, ARCHITECTURES.get(kind, f"{kind}ForCausalLM"))(config).eval()
     with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, tensor in model.state_dict().items():
+            if tensor.dim() == 1 or name.endswith("bias"):
+                tensor.add_(torch.randn_like(tensor) * 0.1)
     model.save_pretrained(folder)
     config_json = json.loads((folder / "config.json").read_text())
     assert config_json["architectures"]

@@ -191,8 +191,6 @@ class DecoderFields(Settings):
                     "further_heads: a mixture of experts does not balance further layers; "
                     "leave it out, or choose a dense feedforward"
                 )
-            if self.biases.feedforward:
-                raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
                 raise ValueError(
                     f"feedforward.dense_layers ({mixture.dense_layers}) leaves no experts in the "

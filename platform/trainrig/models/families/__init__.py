@@ -20,6 +20,7 @@ from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from trainrig.models.families.glm import GLM, GLM4
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
+from trainrig.models.families.gpt_oss import GPT_OSS
 from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import (
@@ -36,6 +37,7 @@ from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
 from trainrig.models.families.phi import PHI
 from trainrig.models.families.phi3 import PHI3
+from trainrig.models.families.qwen2_moe import QWEN2_MOE
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.seed_oss import SEED_OSS
 from trainrig.models.families.smollm3 import SMOLLM3
@@ -59,6 +61,7 @@ FAMILIES = (
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
     ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
+    GPT_OSS, QWEN2_MOE,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

@@ -44,9 +44,9 @@ class TensorName:
 
     ours: tuple[str, ...]
     theirs: str
-    transposed: bool = False  # theirs is stored as [inputs, outputs]
+    transposed: bool = False  # theirs is stored as [..., inputs, outputs]
     dim: int = 0  # dimension of ours along which several are concatenated
-    # Function that returns the order of the outputs in theirs (see row_orders.py); None: as ours.
+    # Function that returns the order in theirs along `dim` (see row_orders.py); None: as ours.
     arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
     order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
 

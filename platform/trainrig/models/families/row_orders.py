@@ -7,7 +7,7 @@ trainrig's tensors, stacked in the order of the tensor table.
 import functools
 
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import Rope
+from trainrig.models.architecture.layer_settings import MixtureOfExperts, Rope
 
 
 def order_query_pairs(config: DecoderConfig) -> tuple[int, ...]:
@@ -37,6 +37,14 @@ def _interleave_halves(heads: int, width: int, rotated: int) -> tuple[int, ...]:
     pairs = [channel for first in range(half) for channel in (first, first + half)]
     inside = (*pairs, *range(rotated, width))
     return tuple(head * width + channel for head in range(heads) for channel in inside)
+
+
+def alternate_gate_and_up(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the order of hidden channels of experts in files that alternate gate and up."""
+    experts = config.feedforward
+    own = experts.expert_channels if isinstance(experts, MixtureOfExperts) else None
+    between = own or config.shape.feedforward_channels
+    return tuple(part * between + channel for channel in range(between) for part in range(2))
 
 
 def order_by_head(config: DecoderConfig) -> tuple[int, ...]:

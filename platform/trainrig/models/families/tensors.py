@@ -85,7 +85,9 @@ def list_their_shapes(entry: mapping.TensorName, shapes: Mapping[str, Size]) -> 
         return {entry.theirs.replace(mapping.EXPERT, str(expert)): one for expert in range(size[0])}
     length = sum(size[entry.dim] for size in sizes)
     joined = (*sizes[0][: entry.dim], length, *sizes[0][entry.dim + 1 :])
-    return {entry.theirs: joined[::-1] if entry.transposed else joined}
+    if entry.transposed:
+        joined = (*joined[:-2], joined[-1], joined[-2])
+    return {entry.theirs: joined}
 
 
 def read_ours(
@@ -100,16 +102,16 @@ def read_ours(
         stack: Tensor | None = None
         for place, expert in enumerate(experts):
             tensor = expert.read()
-            tensor = tensor.T if entry.transposed else tensor
+            tensor = tensor.mT if entry.transposed else tensor
             if stack is None:
                 stack = torch.empty(shapes[entry.ours[0]], dtype=tensor.dtype)
             stack[place] = tensor
         assert stack is not None
         return stack
     tensor = stored[entry.theirs].read()
-    tensor = tensor.T if entry.transposed else tensor
+    tensor = tensor.mT if entry.transposed else tensor
     if entry.order is not None:
-        tensor = tensor[torch.tensor(entry.order).argsort()]
+        tensor = tensor.index_select(entry.dim, torch.tensor(entry.order).argsort())
     if len(entry.ours) == 1:
         return tensor.contiguous()
     lengths = [shapes[name][entry.dim] for name in entry.ours]
@@ -128,8 +130,9 @@ def read_theirs(
     else:
         tensor = torch.cat([read(ours) for ours in entry.ours], dim=entry.dim)
     if entry.order is not None:
-        tensor = tensor[torch.tensor(entry.order, device=tensor.device)]
-    return tensor.T if entry.transposed else tensor
+        order = torch.tensor(entry.order, device=tensor.device)
+        tensor = tensor.index_select(entry.dim, order)
+    return tensor.mT if entry.transposed else tensor
 
 
 def add_prefix(
