@@ -357,7 +357,7 @@ class ScaledAttention(AttentionSettings):
 
     kind: Literal["ScaledAttention"] = "ScaledAttention"
 
-    def add_parts(self, plain):
+    def add_parts(self, plain, heads):
         """A number for each channel."""
         return ScaledShape(**vars(plain), scale=VectorShape(plain.query.outputs))
 

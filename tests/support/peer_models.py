@@ -162,6 +162,43 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
         },
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+            "v_head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 6, "n_group": 1,
+            "topk_group": 1, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+            "n_shared_experts": 2, "attention_bias": True, "rms_norm_eps": 1e-5,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 6, "n_group": 3,
+            "topk_group": 2, "topk_method": "group_limited_greedy", "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek_v2-lite": (
+        "DeepseekV2",
+        {
+            "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "rope_parameters": {**YARN, "mscale": 0.7},
+        },
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {
@@ -187,6 +224,8 @@ WITHOUT: dict[str, tuple[str, ...]] = {
     "Phi3": ("head_dim",),
     "Olmoe": ("head_dim",),
     "Cohere2": ("head_dim",),
+    "DeepseekV2": ("head_dim", "num_key_value_heads"),
+    "DeepseekV3": ("head_dim",),
 }
 ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 

@@ -269,7 +269,7 @@ class DecoderConfig(DecoderFields):
             key_norm=self._norm_shape(keys if wide else shape.head_channels) if normed else None,
             sinks=VectorShape(shape.heads) if self.attention.sinks else None,
         )
-        return self.attention.add_parts(plain)
+        return self.attention.add_parts(plain, shape.heads)
 
     def _feedforward_shape(self, shape: Shape, index: int) -> FeedForwardShape | MixtureShape:
         mixture = self.feedforward

@@ -12,7 +12,9 @@ from trainrig.models.architecture.initialisation import GPT2Init, Initialisation
 from trainrig.models.architecture.presets import PRESETS, with_preset
 
 AttentionKind = Annotated[
-    attention_settings.AttentionSettings | attention_settings.GatedAttention,
+    attention_settings.AttentionSettings
+    | attention_settings.GatedAttention
+    | attention_settings.LatentAttention,
     Field(discriminator="kind"),
     assume_kind("Attention"),
     FitsSeveral(),
@@ -113,11 +115,13 @@ class DecoderFields(Settings):
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}); "
                 f"kv_heads may be {fitting}"
             )
+        width = self.head_channels or self.channels // self.heads
+        self.attention.check_heads(self.heads, self.kv_heads or self.heads, width)
         return self
 
     @model_validator(mode="after")
     def _check_positions(self) -> Self:
-        width = self.head_channels or self.channels // self.heads
+        width = self.rotary_channels
         for rope in self.ropes:
             rotated = rope.count_rotated_channels(width)
             if rotated % 2 or rotated == 0:
@@ -209,6 +213,12 @@ class DecoderFields(Settings):
                     "width; leave one of the two out"
                 )
         return self
+
+    @property
+    def rotary_channels(self) -> int:
+        """Number of channels of a head that rotary positions may rotate."""
+        width = self.head_channels or self.channels // self.heads
+        return self.attention.find_rotary_channels(width)
 
     @property
     def ropes(self) -> tuple[layer_settings.Rope, ...]:

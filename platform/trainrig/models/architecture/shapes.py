@@ -103,7 +103,7 @@ class AttentionShape:
     sinks: VectorShape | None
 
     @property
-    def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape]:
+    def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape | None]:
         """The parts that a kind of attention adds to the plain kind, by name."""
         names = _names(self)[len(fields(AttentionShape)) :]
         return {name: getattr(self, name) for name in names}

@@ -14,6 +14,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
 from trainrig.models.families.cohere import COHERE, COHERE2
+from trainrig.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from trainrig.models.families.ernie import ERNIE4_5
 from trainrig.models.families.exaone4 import EXAONE4
 from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -61,7 +62,7 @@ FAMILIES = (
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
     ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
-    GPT_OSS, QWEN2_MOE,
+    GPT_OSS, QWEN2_MOE, DEEPSEEK_V3, DEEPSEEK_V2,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

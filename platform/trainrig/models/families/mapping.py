@@ -49,6 +49,8 @@ class TensorName:
     # Function that returns the order in theirs along `dim` (see row_orders.py); None: as ours.
     arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
     order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
+    # Function that returns whether a model stores ours under this name; None: every model does.
+    applies: Callable[[DecoderConfig], bool] | None = None
 
     def resolve_order(self, config: DecoderConfig) -> Self:
         """Return this entry with the order of the outputs in a model of `config`."""

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-LATENT = "multi-head latent attention"
 MAMBA = "Mamba layers"
 DELTA = "Gated DeltaNet layers"
 # The missing part by `model_type`.
 PARTS: Mapping[str, str] = {
     "bamba": MAMBA,
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
     "falcon_h1": MAMBA,
     "gemma4_text": "keys and values that layers share, and an embedding for each layer",
     "granitemoehybrid": MAMBA,

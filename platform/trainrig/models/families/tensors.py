@@ -39,7 +39,9 @@ def list_tensors(
         taken = {HEAD, *(entry.ours for entry in own)}
         table = (*(entry for entry in table if entry.ours not in taken), *own)
     for entry in _expand_layers(table, config):
-        if all(name in shapes for name in entry.ours):
+        if all(name in shapes for name in entry.ours) and (
+            entry.applies is None or entry.applies(config)
+        ):
             found.append(entry.resolve_order(config))
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):

@@ -354,6 +354,11 @@ class TensorSplit(AxisSettings):
                 'model.attention.qk_norm = "head"',
             ),
             (
+                model.attention.unshared is not None,
+                model.attention.unshared,
+                'model.attention.kind = "Attention"',
+            ),
+            (
                 experts is not None and experts.shared_gate,
                 "a gate of shared experts",
                 "model.feedforward.shared_gate = false",
