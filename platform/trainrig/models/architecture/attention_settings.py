@@ -135,6 +135,11 @@ class GatedAttentionShape(AttentionShape):
 
     gate: ProjectionShape
 
+    @property
+    def kept_beside(self) -> int:
+        """Numbers per token that the gate keeps: the output of attention that it multiplies."""
+        return self.gate.outputs
+
 
 class GatedAttention(AttentionSettings):
     """Attention whose output is multiplied by a sigmoid gate, computed from the query's token.
@@ -177,6 +182,15 @@ class LatentAttentionShape(AttentionShape):
     rotated_key: ProjectionShape
     latent: ProjectionShape
     latent_norm: NormShape
+
+    @property
+    def kept_beside(self) -> int:
+        """Numbers per token that the norms keep, and the heads' output without padding.
+
+        The rotated channels of a key, which are counted as an output, are not kept.
+        """
+        normed = self.latent.outputs + (0 if self.query_down is None else self.query_down.outputs)
+        return 2 * normed + self.value.outputs - self.rotated_key.outputs
 
 
 class LatentAttention(AttentionSettings):

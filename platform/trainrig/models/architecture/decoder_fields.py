@@ -126,9 +126,11 @@ class DecoderFields(Settings):
             rotated = rope.count_rotated_channels(width)
             if rotated % 2 or rotated == 0:
                 share = "" if rope.rotated_share == 1 else f" {rotated} rotated channels of"
+                whole = self.head_channels or self.channels // self.heads
+                key = "head_channels" if width == whole else "attention.rotated_channels"
                 raise ValueError(
                     f"a head has{share} {width} channels, but rotary positions rotate pairs; "
-                    "set head_channels to an even number"
+                    f"set {key} to an even number"
                 )
         pattern = self.ropes[0].pattern if self.ropes else None
         if pattern is not None:

@@ -3,7 +3,7 @@
 Norms have a position in the layer. Position encodings can be extended to longer sequences.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,11 +14,16 @@ from trainrig.config.field_marks import ADDED_LATER
 class SwiGLU(Settings):
     """Feed-forward network of three matrices, gated by SiLU (Shazeer 2020, arXiv:2002.05202)."""
 
+    # Numbers that each hidden channel keeps for the backward pass beside the outputs of products.
+    kept_between: ClassVar[int] = 2
+
     kind: Literal["SwiGLU"] = "SwiGLU"
 
 
 class GEGLU(Settings):
     """Feed-forward network of three matrices, gated by GELU (Shazeer 2020, arXiv:2002.05202)."""
+
+    kept_between: ClassVar[int] = 2
 
     kind: Literal["GEGLU"] = "GEGLU"
     tanh: bool = True  # use the tanh approximation of GELU, as Gemma does
@@ -30,6 +35,8 @@ class GELU(Settings):
     Source: Hendrycks & Gimpel 2016, arXiv:1606.08415.
     """
 
+    kept_between: ClassVar[int] = 1
+
     kind: Literal["GELU"] = "GELU"
     tanh: bool = True  # use the tanh approximation of GELU, as GPT-2 does
 
@@ -40,6 +47,8 @@ class ReLU(Settings):
     Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
+    kept_between: ClassVar[int] = 1
+
     kind: Literal["ReLU"] = "ReLU"
 
 
@@ -48,6 +57,8 @@ class ClampedSwiGLU(Settings):
 
     Source: OpenAI 2025, arXiv:2508.10925.
     """
+
+    kept_between: ClassVar[int] = 5
 
     kind: Literal["ClampedSwiGLU"] = "ClampedSwiGLU"
     alpha: float = Field(default=1.702, gt=0, allow_inf_nan=False)  # factor inside the sigmoid

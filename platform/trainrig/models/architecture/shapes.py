@@ -108,6 +108,14 @@ class AttentionShape:
         names = _names(self)[len(fields(AttentionShape)) :]
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def kept_beside(self) -> int:
+        """Numbers per token that the added parts keep for the backward pass.
+
+        The outputs of added projections are not counted.
+        """
+        return 0
+
 
 @dataclass(frozen=True)
 class FeedForwardShape:
@@ -311,6 +319,8 @@ def count_multiplications(part: object) -> int:
         return part.inputs * part.outputs
     if isinstance(part, StackShape):
         return part.active * part.inputs * part.outputs
+    if isinstance(part, StackedVectorShape):  # added as a product with ones
+        return part.active * part.channels
     if part is None or hasattr(part, "sizes"):
         return 0
     inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
