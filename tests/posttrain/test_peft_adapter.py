@@ -176,7 +176,22 @@ GLM = {
 }
 
 
-@pytest.mark.parametrize("family", [GPT2, NEOX, GLM], ids=["gpt2", "gpt_neox", "glm4"])
+DEEPSEEK = {
+    "attention": {
+        "kind": "LatentAttention", "latent_channels": 12, "query_channels": 20,
+        "rotated_channels": 4, "value_channels": 6,
+    },
+    "feedforward": {
+        "kind": "MixtureOfExperts", "experts": 4, "active": 2, "shared_experts": 1,
+        "scores": "sigmoid", "balance_bias": True, "dense_layers": 1,
+    },
+    "tie_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family", [GPT2, NEOX, GLM, DEEPSEEK], ids=["gpt2", "gpt_neox", "glm4", "deepseek_v3"]
+)
 @pytest.mark.parametrize(
     "lora",
     [
@@ -192,7 +207,7 @@ def test_adapters_of_matrices_that_are_stored_differently_go_to_peft_and_back(
     """Compare matrices with inputs first, several in one, and rows in another order.
 
     GPT-2 has one matrix for queries, keys and values, GPT-NeoX one whose rows are ordered by head,
-    and GLM rotates neighbouring rows.
+    and GLM rotates neighbouring rows. DeepSeek V3 has one for the keys and values of each head.
     """
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
