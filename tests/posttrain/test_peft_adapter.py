@@ -213,6 +213,8 @@ def test_adapters_of_matrices_that_are_stored_differently_go_to_peft_and_back(
     transformers = pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
     config = DecoderConfig.model_validate({**sizes, **family})
+    if family is DEEPSEEK:
+        lora = lora.model_copy(update={"targets": (lora.targets[0],)})
     model = Decoder(config)
     initialise(model, seed=1)
     base = str(tmp_path / "base")
@@ -269,3 +271,19 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     again = checkpoint.open_model(str(tmp_path / "back")).weights
     assert back["parameters"] > 0
     assert all(torch.equal(again[n], value) for n, value in built.state_dict().items())
+
+
+def test_an_adapter_beside_experts_is_merged_and_not_exported_alone(
+    encoder, write_trained, tmp_path
+):
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
+    config = DecoderConfig.model_validate({**sizes, **DEEPSEEK})
+    model = Decoder(config)
+    initialise(model, seed=1)
+    base = str(tmp_path / "base")
+    checkpoint.write_model(base, config, encoder.text, model.state_dict())
+    ours = write_trained(base, LoRA(rank=2, targets=("feedforward.shared.*",)))
+    with pytest.raises(DataError, match="beside experts.*export without --adapter"):
+        export_adapter(ours, str(tmp_path / "peft"))
+    export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
+    assert not (tmp_path / "peft").exists()
