@@ -31,6 +31,7 @@ from trainrig.models.families import (
     strip_config,
 )
 from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
+from trainrig.models.families.mxfp4 import unpack_tensors
 from trainrig.models.families.tensors import (
     add_prefix,
     check_names,
@@ -106,7 +107,9 @@ def open_folder(folder: str) -> HubModel:
     family, config = read_config(given, storage.join(folder, special_tokens.MODEL_CONFIG))
     shapes = list_tensor_shapes(config)
     names = list_tensors(family, config, shapes)
-    stored = add_prefix(safetensors_files.open_tensors(folder), family, names)
+    found = safetensors_files.open_tensors(folder)
+    quantised = given.get("quantization_config") is not None
+    stored = add_prefix(unpack_tensors(found) if quantised else found, family, names)
     check_names(folder, family, names, stored, shapes)
     tensors = {}
     for entry in names:
@@ -114,6 +117,10 @@ def open_folder(folder: str) -> HubModel:
             read = partial(read_ours, entry, part, shapes, stored)
             tensors[ours] = safetensors_files.PlannedTensor(shapes[ours], read)
     files = _read_files(folder)
+    if quantised:  # An export is not quantised.
+        plain = {key: value for key, value in given.items() if key != "quantization_config"}
+        beside = {**files.beside, special_tokens.MODEL_CONFIG: _to_json(plain)}
+        files = replace(files, beside=beside)
     _check_tokenizer(files, config)
     return HubModel(config, files, tensors)
 

@@ -262,9 +262,7 @@ def _stack_biases(shape: StackedVectorShape | None) -> nn.Parameter | None:
     return None if shape is None else nn.Parameter(torch.zeros(shape.sizes()[""]))
 
 
-def _project(
-    x_MC: Tensor, weights_EOC: Tensor, bias_EO: Tensor | None, counts_E: Tensor
-) -> Tensor:
+def _project(x_MC: Tensor, weights_EOC: Tensor, bias_EO: Tensor | None, counts_E: Tensor) -> Tensor:
     """Return each row through the linear layer of its expert, [M, O]."""
     product_MO = multiply_grouped(x_MC, weights_EOC, counts_E)
     if bias_EO is None:

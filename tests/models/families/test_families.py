@@ -192,9 +192,10 @@ REFUSED = {
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*supported: llama, mistral"),
     "missing part": (
-        {"model_type": "deepseek_v3"},
-        "'deepseek_v3' needs multi-head latent attention, which trainrig lacks; supported: llama",
+        {"model_type": "qwen3_next"},
+        "'qwen3_next' needs Gated DeltaNet layers, which trainrig lacks; supported: llama",
     ),
+    "other code": ({"auto_map": {"AutoConfig": "x.DeepseekConfig"}}, "needs custom code"),
     "images": (
         {"model_type": "gemma3", "text_config": {}},
         "'gemma3' reads more than text; save its language model alone .*gemma3_text",
@@ -222,6 +223,54 @@ def test_a_config_that_we_would_compute_otherwise_is_refused(case):
     with pytest.raises(DataError, match=message) as refused:
         read_config(given | changes, "x/config.json")
     assert str(refused.value).startswith("x/config.json: ") and "\n" not in str(refused.value)
+
+
+def test_custom_code_that_transformers_has_adopted_is_not_needed(transformers):
+    """Hugging Face's DeepSeek and Phi models still name the code of their first release."""
+    given = transformers.DeepseekV3Config(**peer_models.choose_settings("moonlight")).to_dict()
+    classes = {"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+               "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+               "AutoTokenizer": ["tokenization_moonlight.TikTokenTokenizer", None]}  # fmt: skip
+    family, config = read_config(given | {"auto_map": classes}, "config.json")
+    assert family.model_type == "deepseek_v3"
+    assert config == read_config(given, "config.json")[1]
+
+
+REFUSED_VALUES = {
+    "deepseek_v3": [
+        ({"rope_interleave": False}, "rope_interleave is False, which trainrig does not support"),
+        ({"num_key_value_heads": 2}, "invalid sizes: kv_heads .2. differs from heads .4."),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but qk_rope_head_dim"),
+        ({"first_k_dense_replace": 3}, "dense_layers .3. leaves no experts in the 3 layers"),
+        ({"n_shared_experts": 0}, "n_shared_experts is 0; it must be a number above 0"),
+    ],
+    "deepseek_v2": [
+        ({"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', which trainrig does not"),
+        ({"norm_topk_prob": True}, "norm_topk_prob is True, which trainrig does not support"),
+        ({"mlp_bias": True}, "mlp_bias is True, which trainrig does not support"),
+    ],
+    "qwen2_moe": [
+        ({"shared_expert_intermediate_size": 50}, "50. is not a multiple of moe_intermediate"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]; .* are the first ones"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2, which trainrig does not support"),
+    ],
+    "gpt_oss": [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
+        ({"swiglu_limit": 0}, "invalid limit: .*greater than 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [(name, *case) for name, cases in REFUSED_VALUES.items() for case in cases],
+)
+def test_a_mixture_that_we_would_compute_otherwise_is_refused(name, change, said, transformers):
+    kind, _ = peer_models.FAMILIES[name]
+    given = getattr(transformers, f"{kind}Config")(**peer_models.choose_settings(name)).to_dict()
+    with pytest.raises(DataError, match=f"^config.json: .*{said}") as refused:
+        read_config(given | change, "config.json")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("attention_factor", [None, 0.7, 1.0])

@@ -130,7 +130,9 @@ class MixtureOfExperts(Settings):
         if self.active > self.experts:
             raise ValueError(f"active ({self.active}) must be at most experts ({self.experts})")
         if self.shared_gate and not self.shared_experts:
-            raise ValueError("shared_gate needs shared experts; set shared_experts, or leave it out")
+            raise ValueError(
+                "shared_gate needs shared experts; set shared_experts, or leave it out"
+            )
         if self.groups is not None:
             self._check_groups(self.groups)
         return self

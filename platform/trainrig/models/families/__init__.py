@@ -86,18 +86,20 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
 
 
 def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
-    if "auto_map" in given:
+    kind = given.get("model_type")
+    known = next((family for family in FAMILIES if family.model_type == kind), None)
+    if "auto_map" in given and (known is None or not _is_adopted(given["auto_map"], known)):
         raise DataError(
             f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "
             f"models that Transformers itself has can be imported: {NAMES}"
         )
     if given.get("quantization_config") is not None:
         method = given["quantization_config"].get("quant_method", "unknown")
-        raise DataError(
-            f"{path}: its weights are quantised ({method}); use the unquantised model, or "
-            "dequantise it with Transformers and save it again"
-        )
-    kind = given.get("model_type")
+        if known is None or method != known.quantised:
+            raise DataError(
+                f"{path}: its weights are quantised ({method}); use the unquantised model, or "
+                "dequantise it with Transformers and save it again"
+            )
     architectures = given.get("architectures")
     for family in FAMILIES:
         if family.model_type != kind:
@@ -109,6 +111,15 @@ def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCo
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
     raise DataError(f"{path}: {explain_refusal(given, NAMES)}")
+
+
+def _is_adopted(custom: Mapping[str, Any], family: Family) -> bool:
+    """Return whether Transformers has since adopted the classes of the `custom` code.
+
+    They have the names of the family's own classes then, and Transformers runs its own code, too.
+    """
+    named = [name for key, name in custom.items() if key.startswith(("AutoConfig", "AutoModel"))]
+    return all(str(name).rpartition(".")[2].startswith(family.stem) for name in named)
 
 
 def _add_head(

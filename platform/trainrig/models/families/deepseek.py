@@ -89,7 +89,9 @@ TENSORS = (
 )
 
 
-def _read(config: HubConfig, defaults: Mapping[str, Any], experts: MixtureOfExperts) -> DecoderConfig:
+def _read(
+    config: HubConfig, defaults: Mapping[str, Any], experts: MixtureOfExperts
+) -> DecoderConfig:
     """Return the settings that both families share; `defaults` are Transformers' for missing keys."""
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(

@@ -2,7 +2,7 @@
 
 Source: OpenAI 2025, arXiv:2508.10925.
 
-The score of an expert is a
+Published files hold the experts in MXFP4 (mxfp4.py). The score of an expert is a
 softmax over the chosen experts only, which is the softmax over all experts scaled to a sum of 1.
 """
 
@@ -16,7 +16,7 @@ from trainrig.models.architecture.layer_settings import (
     Rope,
     YaRN,
 )
-from trainrig.models.families import llama
+from trainrig.models.families import llama, mxfp4
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 from trainrig.models.families.rope_tables import read_rope, write_rope
 from trainrig.models.families.row_orders import alternate_gate_and_up
@@ -118,4 +118,4 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-GPT_OSS = Family("gpt_oss", "GptOssForCausalLM", TENSORS, _read, _write)
+GPT_OSS = Family("gpt_oss", "GptOssForCausalLM", TENSORS, _read, _write, quantised=mxfp4.METHOD)

@@ -82,6 +82,8 @@ class Family:
     # Tensors of the heads for other things than tokens, by head. None: a decoder's linear layer
     # without a bias.
     heads: Mapping[Head, tuple[TensorName, ...]] | None = None
+    # Method of quantisation, by its name in config.json, that an import undoes.
+    quantised: str = ""
     # Pattern of the names of tensors in published files that the model does not use.
     surplus: str = ""
 

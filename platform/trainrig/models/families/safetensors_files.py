@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,24 @@ BLOCK = 64 * 2**20  # bytes to read at a time
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
+class ReadableTensor(Protocol):
+    """A tensor of theirs, in a file as it is or in another format."""
+
+    @property
+    def path(self) -> str:
+        """The file that holds the tensor."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor as it is read."""
+        ...
+
+    def read(self) -> Tensor:
+        """Return the tensor."""
+        ...
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """Location of a tensor in a safetensors file."""
@@ -51,7 +69,19 @@ class StoredTensor:
                 f"{self.path}: has a tensor of type {self.dtype}; undo the quantisation and save "
                 f"the model in one of {', '.join(TYPES)}"
             )
-        tensor = torch.empty(self.shape, dtype=TYPES[self.dtype])
+        return self._read_as(TYPES[self.dtype])
+
+    def read_bytes(self) -> Tensor:
+        """Return a tensor of bytes, such as packed numbers. Raises DataError for another dtype."""
+        if self.dtype != "U8":
+            raise DataError(
+                f"{self.path}: has packed weights of type {self.dtype} instead of U8; download the "
+                "model again"
+            )
+        return self._read_as(torch.uint8)
+
+    def _read_as(self, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(self.shape, dtype=dtype)
         memory = tensor.view(-1).view(torch.uint8).numpy().data
         for place in range(0, len(memory), BLOCK):
             part = memory[place : place + BLOCK]

@@ -12,7 +12,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.families import mapping
-from trainrig.models.families.safetensors_files import StoredTensor
+from trainrig.models.families.safetensors_files import ReadableTensor
 
 Size = tuple[int, ...]
 HEAD = ("head.weight",)
@@ -96,7 +96,7 @@ def read_ours(
     entry: mapping.TensorName,
     part: int,
     shapes: Mapping[str, Size],
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, ReadableTensor],
 ) -> Tensor:
     """Return tensor number `part` of ours of `entry`, read from the `stored` tensors."""
     if mapping.EXPERT in entry.theirs:
@@ -138,8 +138,8 @@ def read_theirs(
 
 
 def add_prefix(
-    stored: dict[str, StoredTensor], family: mapping.Family, names: list[mapping.TensorName]
-) -> dict[str, StoredTensor]:
+    stored: Mapping[str, ReadableTensor], family: mapping.Family, names: list[mapping.TensorName]
+) -> dict[str, ReadableTensor]:
     """Return `stored` with the names that a whole model has.
 
     Files saved without a head lack the prefix. Files from before 2019 have TensorFlow's names for
@@ -165,7 +165,7 @@ def check_names(
     folder: str,
     family: mapping.Family,
     names: list[mapping.TensorName],
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, ReadableTensor],
     shapes: Mapping[str, Size],
 ) -> None:
     """Raise DataError unless the stored tensors have the names and shapes of the model's."""
