@@ -43,7 +43,7 @@ class MultiHeadLatentAttention(Attention):
     def compute_heads(
         self, x_BTC: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of `x_BTC`, [B, H, T, D]; values are padded with zeros."""
+        """Return queries, keys and values of `x_BTC`, [B, H, T, D], values padded with zeros."""
         query_BTE = self.query(self._read_query_input(x_BTC))
         query_BHTD = self._split_heads(query_BTE, None)
         key_BTR, latent_BTL = self.multiply(x_BTC, (self.rotated_key, self.latent))
@@ -53,8 +53,9 @@ class MultiHeadLatentAttention(Attention):
             key_B1TR = rotation(key_B1TR)
         heads = query_BHTD.shape[1]
         key_BTE, value_BTE = self.multiply(self.latent_norm(latent_BTL), (self.key, self.value))
-        key_BHTN = key_BTE.unflatten(-1, (heads, -1)).transpose(1, 2)
-        value_BHTV = value_BTE.unflatten(-1, (heads, -1)).transpose(1, 2)
+        split = (*key_BTE.shape[:2], heads, -1)
+        key_BHTN = key_BTE.view(split).transpose(1, 2)
+        value_BHTV = value_BTE.view(split).transpose(1, 2)
         key_BHTD = torch.cat((key_B1TR.expand(-1, heads, -1, -1), key_BHTN), dim=-1)
         value_BHTD = F.pad(value_BHTV, (0, self.head_channels - self.value_channels))
         return query_BHTD, key_BHTD, value_BHTD

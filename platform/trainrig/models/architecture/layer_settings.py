@@ -146,7 +146,7 @@ class MixtureOfExperts(Settings):
         if groups.active > groups.count or groups.active * size < self.active:
             raise ValueError(
                 f"groups.active ({groups.active}) must be at most groups.count ({groups.count}), "
-                f"and its groups of {size} experts must have at least active ({self.active}) experts"
+                f"and its groups of {size} experts need at least active ({self.active}) experts"
             )
         if groups.best > size:
             raise ValueError(f"groups.best ({groups.best}) exceeds the {size} experts of a group")

@@ -92,7 +92,10 @@ TENSORS = (
 def _read(
     config: HubConfig, defaults: Mapping[str, Any], experts: MixtureOfExperts
 ) -> DecoderConfig:
-    """Return the settings that both families share; `defaults` are Transformers' for missing keys."""
+    """Return the settings that both families share.
+
+    `defaults` are what Transformers assumes for missing keys.
+    """
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(
         config, positions=defaults["positions"], epsilon=1e-6, kv_heads=defaults["kv_heads"]

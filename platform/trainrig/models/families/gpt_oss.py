@@ -1,4 +1,4 @@
-"""gpt-oss: experts with clamped gates and biases, attention sinks, and a window in every other layer.
+"""gpt-oss: experts with clamped gates and biases, attention sinks, windows in every other layer.
 
 Source: OpenAI 2025, arXiv:2508.10925.
 

@@ -59,13 +59,12 @@ class _OwnExperts:
 
     def __call__(self, x_QC: Tensor, counts_e: Tensor) -> Tensor:
         experts = self._experts
-        own = ExpertTensors(
-            *(
-                tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                for tensor in experts.tensors
-            )
-        )
+        own = ExpertTensors._make(map(_read_local, experts.tensors))
         return experts.multiply(x_QC, counts_e, own)
+
+
+def _read_local(tensor: Tensor | None) -> Tensor | None:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Dispatch:
