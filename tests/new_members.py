@@ -414,7 +414,7 @@ NAMES = {
             "import Settings, suggest_choice\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
         ),
-        ("    attention_settings.AttentionSettings | ", "ScaledAttention | "),
+        ("    attention_settings.AttentionSettings\n    | ", "ScaledAttention | "),
     ),
 }
 STEPS = 8

@@ -207,11 +207,11 @@ class LatentAttention(AttentionSettings):
     kind: Literal["LatentAttention"] = "LatentAttention"  # type: ignore[assignment]
     # Width of the vector from which the keys and values of all heads are computed.
     latent_channels: int = Field(ge=1)
-    # Width of the vector from which the queries of all heads are computed; None: they are computed
-    # from the residual stream.
+    # Width of the vector from which the queries of all heads are computed; None: queries are
+    # computed directly from the layer's input.
     query_channels: int | None = Field(default=None, ge=1)
     rotated_channels: int = Field(ge=2)  # channels of each head that rotary positions rotate
-    value_channels: int = Field(ge=1)  # width of a head's values, at most that of its keys
+    value_channels: int = Field(ge=1)  # width of a head's values, at most the head's width
     norm_epsilon: Epsilon = 1e-6  # constant under the root in the norms of both vectors
 
     def add_parts(self, plain: AttentionShape, heads: int) -> LatentAttentionShape:

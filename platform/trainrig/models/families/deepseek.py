@@ -29,13 +29,13 @@ BELOW = "model.layers.{layer}.self_attn"
 OURS = "layers.{layer}.attention"
 
 
-def _has_query_latent(config: DecoderConfig) -> bool:
+def _compresses_queries(config: DecoderConfig) -> bool:
     attention = config.attention
     return isinstance(attention, LatentAttention) and attention.query_channels is not None
 
 
-def _has_no_query_latent(config: DecoderConfig) -> bool:
-    return not _has_query_latent(config)
+def _computes_queries_directly(config: DecoderConfig) -> bool:
+    return not _compresses_queries(config)
 
 
 ATTENTION = (
@@ -43,13 +43,13 @@ ATTENTION = (
         (f"{OURS}.query.weight",),
         f"{BELOW}.q_proj.weight",
         arrange=row_orders.order_latent_queries,
-        applies=_has_no_query_latent,
+        applies=_computes_queries_directly,
     ),
     TensorName(
         (f"{OURS}.query.weight",),
         f"{BELOW}.q_b_proj.weight",
         arrange=row_orders.order_latent_queries,
-        applies=_has_query_latent,
+        applies=_compresses_queries,
     ),
     map_one(f"{OURS}.query_down_norm.weight", f"{BELOW}.q_a_layernorm.weight"),
     *(
@@ -150,7 +150,7 @@ def _read_groups(config: HubConfig, count: int, active: int, best: int) -> Exper
 
 
 def _read_query_scale(config: HubConfig, width: int) -> float | None:
-    """Return the factor on attention logits, which YaRN raises by the square of its own factor."""
+    """Return the factor on attention logits, which YaRN multiplies by a squared factor."""
     table = {**config.get_table("rope_scaling"), **config.get_table("rope_parameters")}
     share = table.get("mscale_all_dim")
     if table.get("rope_type", table.get("type", "default")) == "default" or not share:

@@ -86,7 +86,7 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 
 def _read_rope(config: HubConfig) -> Rope:
-    """Return the rotary positions; without any table, those of the published models."""
+    """Return the rotary positions, or the published models' ones if the file has no table."""
     rope = read_rope(config, theta=THETA)
     if config.get_table("rope_parameters") or config.get_table("rope_scaling"):
         return rope
