@@ -214,6 +214,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True, "sliding_window": 6, "qkv_bias": False,
         },
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 12, "moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 1.3,
+            "use_qk_norm": True, "attention_bias": True, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm4_moe-plain": (
+        "Glm4Moe",
+        {
+            "moe_intermediate_size": 24, "n_routed_experts": 5, "num_experts_per_tok": 2,
+            "norm_topk_prob": False, "n_shared_experts": 2, "tie_word_embeddings": True,
+        },
+    ),
     "ernie4_5": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
     "ernie4_5-wide": ("Ernie4_5", {"head_dim": 12, "rope_parameters": LLAMA_3_1}),
 }  # fmt: skip

@@ -81,6 +81,31 @@ def test_other_quantisation_is_refused_by_name(change, said, packed):
         open_folder(str(folder))
 
 
+def test_blocks_of_another_size_are_refused(packed):
+    _, folder = packed
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    experts, outputs, groups, size = tensors[f"{name}_blocks"].shape
+    tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"].view(experts, outputs, 2 * groups, -1)
+    tensors[f"{name}_scales"] = tensors[f"{name}_scales"].repeat_interleave(2, dim=2)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=f"a scale for each block of {size} bytes"):
+        open_folder(str(folder))
+
+
+def test_a_shape_that_needs_more_bytes_than_are_stored_is_refused(packed):
+    _, folder = packed
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["model.layers.0.mlp.experts.down_proj_scales"]["shape"][0] += 1
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(DataError, match=r"model.safetensors: damaged .*bytes for a tensor of"):
+        open_folder(str(folder))
+
+
 @pytest.mark.parametrize("kind", ["missing", "short", "type"])
 def test_damaged_scales_are_refused(kind, packed):
     _, folder = packed

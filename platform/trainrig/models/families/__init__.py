@@ -19,6 +19,7 @@ from trainrig.models.families.ernie import ERNIE4_5
 from trainrig.models.families.exaone4 import EXAONE4
 from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from trainrig.models.families.glm import GLM, GLM4
+from trainrig.models.families.glm4_moe import GLM4_MOE
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
 from trainrig.models.families.gpt_oss import GPT_OSS
@@ -26,6 +27,7 @@ from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import (
     ENDINGS,
+    OF_TOKENS,
     Family,
     HubConfig,
     describe_invalid,
@@ -62,7 +64,7 @@ FAMILIES = (
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
     ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
-    GPT_OSS, QWEN2_MOE, DEEPSEEK_V3, DEEPSEEK_V2,
+    GPT_OSS, QWEN2_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 
@@ -114,12 +116,15 @@ def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCo
 
 
 def _is_adopted(custom: Mapping[str, Any], family: Family) -> bool:
-    """Return whether Transformers has since adopted the classes of the `custom` code.
+    """Return whether Transformers has since adopted all classes that the `custom` code names.
 
-    They have the names of the family's own classes then, and Transformers runs its own code, too.
+    That holds for few families, whose classes have the names of the custom ones. Transformers runs
+    its own code then, too. A tokenizer of custom code is not read: tokenizer.json is.
     """
-    named = [name for key, name in custom.items() if key.startswith(("AutoConfig", "AutoModel"))]
-    return all(str(name).rpartition(".")[2].startswith(family.stem) for name in named)
+    named = {str(name) for key, name in custom.items() if key != "AutoTokenizer"}
+    endings = ("Config", "Model", *OF_TOKENS, *ENDINGS.values())
+    own = {family.stem + ending for ending in endings}
+    return family.adopted and {name.rpartition(".")[2] for name in named} <= own
 
 
 def _add_head(

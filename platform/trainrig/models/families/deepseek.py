@@ -7,7 +7,7 @@ balances them by a bias. The layers that predict further tokens are left out, as
 """
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainrig.errors import DataError
@@ -25,6 +25,7 @@ from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_
 from trainrig.models.families.qwen_olmo import EXPERTS
 from trainrig.models.families.rope_tables import read_rope, write_rope
 
+ROPE_TABLES = ("rope_parameters", "rope_scaling")  # newer and older name
 BELOW = "model.layers.{layer}.self_attn"
 OURS = "layers.{layer}.attention"
 
@@ -70,6 +71,12 @@ ATTENTION = (
         "self_attn", {"attention.query_down": "q_a_proj", "attention.output": "o_proj"}
     ),
 )
+# In bfloat16 the bias would lose the small differences that choose the experts.
+BALANCE_BIAS = TensorName(
+    ("layers.{layer}.feedforward.balance_bias",),
+    "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+    in_float32=True,
+)
 SHARED = llama.list_projections(
     "mlp.shared_experts",
     {f"feedforward.shared.{name}": f"{name}_proj" for name in ("gate", "up", "down")},
@@ -80,26 +87,32 @@ TENSORS = (
     *ATTENTION,
     *llama.GATED,  # the layers without experts
     *EXPERTS,
-    map_one(
-        "layers.{layer}.feedforward.balance_bias",
-        "model.layers.{layer}.mlp.gate.e_score_correction_bias",
-    ),
+    BALANCE_BIAS,
     *SHARED,
     *llama.HEAD,
 )
 
 
+@dataclass(frozen=True)
+class ExpertDefaults:
+    """Values that Transformers assumes for missing keys of the experts."""
+
+    experts: int
+    expert_channels: int
+    shared_experts: int
+    dense_layers: int
+    scale: float
+
+
 def _read(
-    config: HubConfig, defaults: Mapping[str, Any], experts: MixtureOfExperts
+    config: HubConfig, experts: MixtureOfExperts, positions: int, kv_heads: int | None = None
 ) -> DecoderConfig:
     """Return the settings that both families share.
 
-    `defaults` are what Transformers assumes for missing keys.
+    `positions` and `kv_heads` are what Transformers assumes for missing keys.
     """
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(
-        config, positions=defaults["positions"], epsilon=1e-6, kv_heads=defaults["kv_heads"]
-    )
+    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6, kv_heads=kv_heads)
     rotated = config.get("qk_rope_head_dim", 64)
     width = config.get("qk_nope_head_dim", 128) + rotated
     rope = read_rope(config)
@@ -126,19 +139,42 @@ def _read(
     )
 
 
-def _read_experts(
-    config: HubConfig, defaults: Mapping[str, Any], **settings: Any
-) -> MixtureOfExperts:
+def _read_experts(config: HubConfig, defaults: ExpertDefaults, **settings: Any) -> MixtureOfExperts:
+    # Transformers does not read this key, but the custom code of published models does.
+    config.check_only("moe_layer_freq", 1)
     return config.make(
         MixtureOfExperts,
-        experts=config.get("n_routed_experts", defaults["experts"]),
-        expert_channels=config.get("moe_intermediate_size", defaults["expert_channels"]),
-        shared_experts=config.get_positive("n_shared_experts", defaults["shared_experts"]),
-        dense_layers=config.get("first_k_dense_replace", defaults["dense_layers"]),
-        scale=config.get("routed_scaling_factor", defaults["scale"]),
+        experts=config.get("n_routed_experts", defaults.experts),
+        expert_channels=config.get("moe_intermediate_size", defaults.expert_channels),
+        shared_experts=config.get_positive("n_shared_experts", defaults.shared_experts),
+        dense_layers=config.get("first_k_dense_replace", defaults.dense_layers),
+        scale=config.get("routed_scaling_factor", defaults.scale),
         balance_loss=config.get("aux_loss_alpha", 0.0),
         router_z_loss=0.0,
         **settings,
+    )
+
+
+def read_sigmoid_experts(
+    config: HubConfig, defaults: ExpertDefaults, groups: int, active_groups: int
+) -> MixtureOfExperts:
+    """Return experts that are scored by sigmoids and balanced by a bias.
+
+    `groups` and `active_groups` are what Transformers assumes for missing keys.
+    """
+    # Only the custom code of published models reads these two keys.
+    config.check_only("scoring_func", "sigmoid")
+    config.check_only("topk_method", "noaux_tc")
+    count = config.get("n_group", groups)
+    active = config.get("topk_group", active_groups)
+    return _read_experts(
+        config,
+        defaults,
+        active=config.get("num_experts_per_tok", 8),
+        scores="sigmoid",
+        normalise=bool(config.take("norm_topk_prob", True)),
+        balance_bias=True,
+        groups=_read_groups(config, count, active, best=2),
     )
 
 
@@ -177,41 +213,52 @@ def _write_query_scale(config: DecoderConfig, rope: Rope) -> dict[str, float]:
     return {"mscale_all_dim": next(fitting, share)}
 
 
-V3: Mapping[str, Any] = {
-    "positions": 4096, "kv_heads": 128, "experts": 256, "expert_channels": 2048,
-    "shared_experts": 1, "dense_layers": 3, "scale": 2.5,
-}  # fmt: skip
-V2: Mapping[str, Any] = {
-    "positions": 2048, "kv_heads": None, "experts": 64, "expert_channels": 1407,
-    "shared_experts": 2, "dense_layers": 0, "scale": 1.0,
-}  # fmt: skip
+V3 = ExpertDefaults(experts=256, expert_channels=2048, shared_experts=1, dense_layers=3, scale=2.5)
+V2 = ExpertDefaults(experts=64, expert_channels=1407, shared_experts=2, dense_layers=0, scale=1.0)
 
 
 def _read_v3(config: HubConfig) -> DecoderConfig:
     config.check_only("rope_interleave", True)
-    experts = _read_experts(
-        config,
-        V3,
-        active=config.get("num_experts_per_tok", 8),
-        scores="sigmoid",
-        normalise=config.get("norm_topk_prob", True),
-        balance_bias=True,
-        groups=_read_groups(config, config.get("n_group", 8), config.get("topk_group", 4), best=2),
-    )
-    return _read(config, V3, experts)
+    experts = read_sigmoid_experts(config, V3, groups=8, active_groups=4)
+    return _read(config, experts, positions=4096, kv_heads=128)
 
 
 def _read_v2(config: HubConfig) -> DecoderConfig:
     config.check_only("mlp_bias", False)
     config.check_only("norm_topk_prob", False, None)
     config.check_only("topk_method", "greedy", "group_limited_greedy")
+    config.check_only("scoring_func", "softmax")  # a key of custom code
     groups = None
     if config.get("topk_method", "greedy") != "greedy":
         groups = _read_groups(config, config.need("n_group"), config.need("topk_group"), best=1)
     experts = _read_experts(
         config, V2, active=config.need("num_experts_per_tok"), normalise=False, groups=groups
     )
-    return _read(config, V2, experts)
+    return _read(config, experts, positions=2048)
+
+
+def write_experts(config: DecoderConfig, experts: MixtureOfExperts) -> dict[str, Any]:
+    """Return the keys for the sizes and the scale of the experts of `config`."""
+    return {
+        "n_routed_experts": experts.experts,
+        "num_experts_per_tok": experts.active,
+        "moe_intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
+        "n_shared_experts": experts.shared_experts,
+        "first_k_dense_replace": experts.dense_layers,
+        "routed_scaling_factor": experts.scale,
+        "aux_loss_alpha": experts.balance_loss,
+    }
+
+
+def write_sigmoid_choice(experts: MixtureOfExperts) -> dict[str, Any]:
+    """Return the keys for the choice of experts that sigmoids score."""
+    groups = experts.groups
+    return {
+        "norm_topk_prob": experts.normalise,
+        "n_group": 1 if groups is None else groups.count,
+        "topk_group": 1 if groups is None else groups.active,
+        "num_nextn_predict_layers": 0,
+    }
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
@@ -229,21 +276,15 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         **llama.write_sizes(config),
         "head_dim": latent.rotated_channels,
         "hidden_act": "silu",
-        **keys,
-        "rope_parameters": {**keys["rope_parameters"], **share},
+        **{name: keys[name] and {**keys[name], **share} for name in ROPE_TABLES},
+        "rope_theta": rope.theta,
         "attention_bias": config.biases.qkv,
         "kv_lora_rank": latent.latent_channels,
         "q_lora_rank": latent.query_channels,
         "qk_rope_head_dim": latent.rotated_channels,
         "qk_nope_head_dim": config.shape.head_channels - latent.rotated_channels,
         "v_head_dim": latent.value_channels,
-        "n_routed_experts": experts.experts,
-        "num_experts_per_tok": experts.active,
-        "moe_intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
-        "n_shared_experts": experts.shared_experts,
-        "first_k_dense_replace": experts.dense_layers,
-        "routed_scaling_factor": experts.scale,
-        "aux_loss_alpha": experts.balance_loss,
+        **write_experts(config, experts),
     }
 
 
@@ -252,15 +293,7 @@ def _write_v3(config: DecoderConfig) -> dict[str, Any] | None:
     experts = config.feedforward
     if keys is None or not isinstance(experts, MixtureOfExperts):
         return None
-    groups = experts.groups
-    return {
-        **keys,
-        "rope_interleave": True,
-        "norm_topk_prob": experts.normalise,
-        "n_group": 1 if groups is None else groups.count,
-        "topk_group": 1 if groups is None else groups.active,
-        "num_nextn_predict_layers": 0,
-    }
+    return {**keys, "rope_interleave": True, **write_sigmoid_choice(experts)}
 
 
 def _write_v2(config: DecoderConfig) -> dict[str, Any] | None:
@@ -285,6 +318,9 @@ DEEPSEEK_V3 = Family(
     TENSORS,
     _read_v3,
     _write_v3,
+    adopted=True,
     surplus=r"model\.layers\.61\..*",  # the layer that predicts the token after the next one
 )
-DEEPSEEK_V2 = Family("deepseek_v2", "DeepseekV2ForCausalLM", TENSORS, _read_v2, _write_v2)
+DEEPSEEK_V2 = Family(
+    "deepseek_v2", "DeepseekV2ForCausalLM", TENSORS, _read_v2, _write_v2, adopted=True
+)

@@ -8,6 +8,7 @@ softmax over the chosen experts only, which is the softmax over all experts scal
 
 from typing import Any
 
+from trainrig.errors import DataError
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import (
@@ -88,6 +89,11 @@ def _read(config: HubConfig) -> DecoderConfig:
 def _read_rope(config: HubConfig) -> Rope:
     """Return the rotary positions, or the published models' ones if the file has no table."""
     rope = read_rope(config, theta=THETA)
+    if rope.rotated_share != 1:
+        raise DataError(
+            f"{config.path}: partial_rotary_factor is {rope.rotated_share}, but gpt-oss rotates "
+            "whole heads; leave it out"
+        )
     if config.get_table("rope_parameters") or config.get_table("rope_scaling"):
         return rope
     usual = YaRN(factor=32.0, original_positions=4096, whole_channels=False)

@@ -51,6 +51,7 @@ class TensorName:
     order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
     # Function that returns whether a model stores ours under this name; None: every model does.
     applies: Callable[[DecoderConfig], bool] | None = None
+    in_float32: bool = False  # theirs is stored in float32, whatever the dtype of the others
 
     def resolve_order(self, config: DecoderConfig) -> Self:
         """Return this entry with the order of the outputs in a model of `config`."""
@@ -84,6 +85,8 @@ class Family:
     heads: Mapping[Head, tuple[TensorName, ...]] | None = None
     # Method of quantisation, by its name in config.json, that an import undoes.
     quantised: str = ""
+    # Published files name custom code that Transformers has adopted since, with its class names.
+    adopted: bool = False
     # Pattern of the names of tensors in published files that the model does not use.
     surplus: str = ""
 

@@ -19,6 +19,7 @@ BLOCKS = "_blocks"
 SCALES = "_scales"
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = (*POSITIVE, *(-value for value in POSITIVE))
+BLOCK_BYTES = 16  # bytes of a block of 32 numbers
 BIAS = 127  # added to exponents
 
 
@@ -70,11 +71,13 @@ def unpack_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, ReadableTens
             continue
         whole = name.removesuffix(BLOCKS)
         scales = stored.get(whole + SCALES)
-        if scales is None or len(tensor.shape) != 4 or tensor.shape[:-1] != scales.shape:
+        fits = len(tensor.shape) == 4 and tensor.shape[-1] == BLOCK_BYTES
+        if scales is None or not fits or tensor.shape[:-1] != scales.shape:
             shape = "missing" if scales is None else list(scales.shape)
             raise DataError(
-                f"{tensor.path}: {name} has the shape {list(tensor.shape)}, but its scales are "
-                f"{shape}; download the model again"
+                f"{tensor.path}: {name} has the shape {list(tensor.shape)}, and its scales are "
+                f"{shape}; MXFP4 has a scale for each block of {BLOCK_BYTES} bytes; download the "
+                "model again"
             )
         found[whole] = PackedTensor(tensor, scales)
     return found
