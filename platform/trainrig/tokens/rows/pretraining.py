@@ -197,10 +197,8 @@ class PretrainBatches:
             settings.base_length,
             caps if settings.when_exhausted == "renormalise" else {},
         )
-        self._used_masks: UsedMasks | None = None
-        if masked:
-            assert below is not None  # only rows of these layouts can be masked
-            self._used_masks = UsedMasks(self.timeline, masked, below)
+        self._below = below  # without masks; None: rows of a layout that cannot be masked
+        self._used_masks = self._open_used_masks(masked) if masked else None
 
     def micro_batches(self, step: int) -> int:
         """Return the number of micro-batches in the global batch of `step` (from 0)."""
@@ -344,6 +342,20 @@ class PretrainBatches:
             "segments": self.timeline.describe_segments(samples),
             **self._describe_masks(samples),
         }
+
+    def _open_used_masks(self, masked: MaskedDocuments) -> UsedMasks:
+        assert self._below is not None
+        return UsedMasks(self.timeline, masked, self._below)
+
+    def iterate_uses(self, masked: MaskedDocuments, past: int) -> Iterator[tuple[int, str, int]]:
+        """Yield (step, source, document's number) for each row with a token of a document.
+
+        The documents are those of `masked`, whether these batches mask them or not. The steps end
+        before `past`.
+        """
+        uses = self._open_used_masks(masked).iterate(0, self.timeline.find_first_sample(past))
+        for sample, source, number in uses:
+            yield self.timeline.find_step(sample), source, number
 
     def _describe_masks(self, samples: int) -> dict[str, Any]:
         """Return the masked documents of the first `samples` samples, if there are any."""
