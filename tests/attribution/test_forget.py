@@ -73,13 +73,19 @@ def old_run(
 
 
 @pytest.fixture(scope="module")
-def late_urls(old_run: str) -> list[str]:
-    """Return the URLs of the three pages that the run used last, of those that it used."""
+def used_urls(old_run: str) -> list[str]:
+    """Return the URLs of the pages that the run used, in the order of their first uses."""
     urls = [f"https://{source}.example/{n}" for source in ("books", "web") for n in range(40)]
     plan = plan_forgetting(old_run, PageRequest(frozenset(urls), frozenset()))
-    pages = sorted(plan.pages, key=lambda page: -page.first_data_step)
-    assert len(pages) > 20 and pages[2].first_data_step > 4
-    return [page.document.url for page in pages[:3]]
+    pages = sorted(plan.pages, key=lambda page: page.first_data_step)
+    assert len(pages) > 20 and pages[-3].first_data_step > 4
+    return [page.document.url for page in pages]
+
+
+@pytest.fixture(scope="module")
+def late_urls(used_urls: list[str]) -> list[str]:
+    """Return the URLs of the three pages that the run used last, of those that it used."""
+    return used_urls[-3:]
 
 
 @pytest.fixture
@@ -136,10 +142,26 @@ def test_a_replay_that_is_killed_continues_to_the_same_bytes(
 
 
 @pytest.mark.slow
+def test_the_command_trains_on_ray_and_the_result_is_that_of_one_rank(plan, ranks, tmp_path):
+    file = tmp_path / "pages.txt"
+    file.write_text("\n".join(page.document.url for page in plan.pages))
+    out = tmp_path / "new"
+    arguments = ["forget", plan.run, "--urls", str(file), "--out", str(out), "--workers", "2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == str(out / CERTIFICATE)
+    replay = prepare_replay(plan, build_run(plan, str(tmp_path / "alone")))
+    Path(replay.folder).mkdir()
+    train(ranks, 1, replay)
+    found = json.loads((out / CERTIFICATE).read_bytes())["tensors_sha256"]
+    assert found == compute_tensor_sum(replay.folder)[1]
+
+
+@pytest.mark.slow
 def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
-    old_run, late_urls, plan, make_run, ranks, tmp_path, monkeypatch
+    old_run, used_urls, late_urls, plan, make_run, ranks, tmp_path, monkeypatch
 ):
-    """Train by one rank without Ray; the command line on Ray has a test of its own."""
+    """Train by one rank, without Ray."""
 
     def run_alone(job: TrainingJob, workers: object) -> TrainingResult:
         train(ranks, 1, job)
@@ -160,11 +182,14 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)["checks"]) == 4
     # A further request on the new run begins at a checkpoint of the old one, and keeps the masks.
-    early = PageRequest(frozenset(["https://web.example/0", late_urls[0]]), frozenset())
+    early_url = used_urls[len(used_urls) // 2]
+    early = PageRequest(frozenset([early_url, late_urls[0]]), frozenset())
     further = plan_forgetting(new, early)
     assert further.unused == (late_urls[0],)  # it is masked already
-    assert [page.document.url for page in further.pages] == ["https://web.example/0"]
+    assert [page.document.url for page in further.pages] == [early_url]
     assert len(further.masked.documents) == 4
+    assert further.start and further.start.checkpoint.startswith(old_run)
+    assert 0 < further.start.step < further.first_update
     newest = str(tmp_path / "newest")
     both = take_back(further, newest)
     assert both.earlier == 3
@@ -180,11 +205,9 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     assert "its tensors differ from those of" in str(result.exception)
     with pytest.raises(OutputTaken, match="made by another run"):
         take_back(further, new)
-    # A weight that changes after the certificate was written is noticed.
+    # A change of the list of pages is noticed.
     masked = Path(newest, "masked.json")
-    masked.write_bytes(
-        masked.read_bytes().replace(b"https://web.example/0", b"https://web.example/1")
-    )
+    masked.write_bytes(masked.read_bytes().replace(early_url.encode(), b"https://web.example/99"))
     result = CliRunner().invoke(app, arguments[:-2])
     assert "masked.json: differs from its SHA-256 in certificate.json" in str(result.exception)
 

@@ -94,7 +94,7 @@ def _find_base(
     """Return the step of the checkpoint of `parent` that a run started from, or None."""
     claim = manifest.read_claim(folder)
     for key in BASES:
-        content = claim.inputs.get(key) if claim else None
+        content = claim.inputs.get(key, "") if claim else ""
         if content in steps:
             return steps[content]
         path = settings.get(key)
