@@ -277,7 +277,7 @@ def test_a_replay_from_the_beginning_is_asked_for_with_its_cost(copied_run, late
     assert isinstance(result.exception, ConfigError)
     message = str(result.exception)
     assert "no whole checkpoint is from before update" in message
-    assert "all 12 updates are made again (about 3.07k tokens and" in message
+    assert "all 12 updates are made again (about 3,072 tokens and" in message
     assert message.endswith("add --yes to do that")
     assert not out.exists()
 

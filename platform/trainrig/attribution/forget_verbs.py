@@ -181,5 +181,7 @@ def describe_cost(plan: "ForgetPlan") -> str:
     replay = plan.replay
     tokens = format_short(replay.tokens).replace("\u00a0", " ")
     hours = format_duration(replay.worker_hours * 3600).replace("\u00a0", " ")
-    usd = "" if replay.usd is None else f", {replay.usd:,.2f} USD"
-    return f"about {tokens} tokens and {hours} of one worker{usd}"
+    price = ""
+    if replay.usd is not None:
+        price = f", {replay.usd:,.2f} USD" if replay.usd >= 0.01 else ", less than 0.01 USD"
+    return f"about {tokens} tokens and {hours} of one worker{price}"

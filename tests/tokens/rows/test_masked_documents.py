@@ -1,4 +1,3 @@
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -171,4 +170,4 @@ def test_uses_are_the_same_whatever_was_asked_before(tmp_path: Path) -> None:
     steps = list(range(12))
     assert describe(steps) == describe(steps[::-1])[::-1]
     assert len({json.dumps(found) for found in describe(steps)}) > 2
-    assert [f is None for f, _ in itertools.pairwise(describe(steps))][0]
+    assert describe([0]) == [None]
