@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from trainrig import manifest
+from trainrig.attribution import Occurrence, open_index
 from trainrig.attribution.forget_plan import (
     ForgetPlan,
     PageRequest,
+    open_forgettable,
     plan_forgetting,
     read_request,
 )
@@ -24,10 +26,14 @@ from trainrig.attribution.forget_stage import (
     prepare_replay,
     take_back,
 )
+from trainrig.attribution.index_run_file import CorpusIndexing
+from trainrig.attribution.index_stage import index_tokens
+from trainrig.attribution.learned_steps import open_family
 from trainrig.attribution.tensor_sums import compute_tensor_sum
 from trainrig.cli import app
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.runs.step_trace import find_shards
 from trainrig.tokens.rows.masked_documents import MaskedDocuments
 from trainrig.train import pretrain
 from trainrig.train.checkpoint import compute_content_key, find_newest_valid, list_committed
@@ -60,6 +66,18 @@ def train(ranks: Any, world: int, job: TrainingJob) -> None:
     newest, _ = find_newest_valid(folder)
     step, path = (newest.step, newest.path) if newest else (0, None)
     ranks(world, "train", job=job, attempt=folder.take_attempt(step), resume_from=path)
+
+
+def find_learned_steps(run: str, plan: ForgetPlan, output: Path) -> tuple[int, ...]:
+    """Return the updates of `run` that learned from the first page of `plan`."""
+    tokens = find_shards(open_forgettable(run).settings)
+    index_tokens(CorpusIndexing(tokens=(tokens,), output=str(output), workers=0))
+    index = open_index(str(output))
+    (page, *_) = plan.pages
+    occurrence = Occurrence(0, page.document.source, page.document.number, 0, page.tokens)
+    (learning,) = open_family(run, index)
+    (found,) = learning.find_steps(index, [occurrence])
+    return found.steps
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +199,13 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     result = CliRunner().invoke(app, ["forget", new, "--check", "--json"])
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)["checks"]) == 4
+    # Neither a trace nor an attribution finds the page in the new run.
+    for run, is_there in ((old_run, True), (new, False)):
+        arguments = ["trace", run, "--url", late_urls[0], "--json"]
+        traced = json.loads(CliRunner().invoke(app, arguments).stdout)
+        assert bool(traced["steps"]) is is_there
+        steps = find_learned_steps(run, plan, tmp_path / "index")
+        assert bool(steps) is is_there
     # A further request on the new run begins at a checkpoint of the old one, and keeps the masks.
     early_url = used_urls[len(used_urls) // 2]
     early = PageRequest(frozenset([early_url, late_urls[0]]), frozenset())

@@ -197,7 +197,7 @@ def check_batches(folder: str, masked: MaskedDocuments, past: int) -> tuple[int,
     or a target of a masked document is in one.
     """
     batches = open_traced(folder).batches
-    keys = {(d.source, d.number) for d in masked.documents}
+    keys = {(document.source, document.number) for document in masked.documents}
     steps = sorted({step for step, _, _ in batches.iterate_uses(masked, past)})
     rows = 0
     for step in steps:

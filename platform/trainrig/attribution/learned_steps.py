@@ -49,8 +49,12 @@ class LearningRun:
 
     def find_steps(self, index: CorpusIndex, found: Sequence[Occurrence]) -> list[LearnedSteps]:
         """Return the updates that had a token of each of `found` as a target, in the same order."""
-        own = {n: o for n, o in enumerate(found) if o.token_set == self.token_set}
         batches = self.traced.batches
+        own = {
+            n: o
+            for n, o in enumerate(found)
+            if o.token_set == self.token_set and (o.source, o.number) not in batches.masked
+        }
         if self._reads_plain_rows():
             steps = find_plain_steps(batches, index, own, self.updates)
         else:

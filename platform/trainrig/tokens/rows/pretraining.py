@@ -199,6 +199,10 @@ class PretrainBatches:
         )
         self._below = below  # without masks; None: rows of a layout that cannot be masked
         self._used_masks = self._open_used_masks(masked) if masked else None
+        # Source and number of each masked document.
+        self.masked: frozenset[tuple[str, int]] = frozenset(
+            (document.source, document.number) for document in (masked.documents if masked else ())
+        )
 
     def micro_batches(self, step: int) -> int:
         """Return the number of micro-batches in the global batch of `step` (from 0)."""
