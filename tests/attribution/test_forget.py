@@ -61,7 +61,7 @@ def finish_run(run: Pretraining, ranks: Any) -> None:
 
 
 def train(ranks: Any, world: int, job: TrainingJob) -> None:
-    """Train `job` to its end by so many ranks, from its newest checkpoint."""
+    """Train `job` to its end by `world` ranks, from its newest checkpoint."""
     folder = RunFolder(job.folder)
     newest, _ = find_newest_valid(folder)
     step, path = (newest.step, newest.path) if newest else (0, None)
@@ -177,17 +177,8 @@ def test_the_command_trains_on_ray_and_the_result_is_that_of_one_rank(plan, rank
 
 @pytest.mark.slow
 def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
-    old_run, used_urls, late_urls, plan, make_run, ranks, tmp_path, monkeypatch
+    old_run, used_urls, late_urls, plan, make_run, ranks, without_ray, tmp_path
 ):
-    """Train by one rank, without Ray."""
-
-    def run_alone(job: TrainingJob, workers: object) -> TrainingResult:
-        train(ranks, 1, job)
-        newest, _ = find_newest_valid(RunFolder(job.folder))
-        assert newest is not None
-        return TrainingResult(newest, 0)
-
-    monkeypatch.setattr("trainrig.train.elastic.trainer.run", run_alone)
     before = manifest.read_manifest(old_run)
     new = str(tmp_path / "new")
     certificate = take_back(plan, new)
@@ -210,7 +201,7 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     early_url = used_urls[len(used_urls) // 2]
     early = PageRequest(frozenset([early_url, late_urls[0]]), frozenset())
     further = plan_forgetting(new, early)
-    assert further.unused == (late_urls[0],)  # it is masked already
+    assert further.unused == (late_urls[0],)  # its mask is in the new run
     assert [page.document.url for page in further.pages] == [early_url]
     assert len(further.masked.documents) == 4
     assert further.start and further.start.checkpoint.startswith(old_run)
@@ -305,6 +296,25 @@ def test_a_replay_from_the_beginning_is_asked_for_with_its_cost(copied_run, late
     assert "all 12 updates are made again (about 3,072 tokens and" in message
     assert message.endswith("add --yes to do that")
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_replay_from_the_beginning_equals_one_from_a_checkpoint(
+    copied_run, late_urls, plan, ranks, without_ray, tmp_path
+):
+    shutil.rmtree(Path(copied_run, "checkpoints"))
+    file = tmp_path / "pages.txt"
+    file.write_text("\n".join(late_urls))
+    out = tmp_path / "new"
+    arguments = ["forget", copied_run, "--urls", str(file), "--out", str(out), "--yes", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    certificate = json.loads(result.stdout)
+    assert certificate["continued_from"] is None
+    replay = prepare_replay(plan, build_run(plan, str(tmp_path / "branch")))
+    Path(replay.folder).mkdir()
+    train(ranks, 1, replay)
+    assert certificate["tensors_sha256"] == compute_tensor_sum(replay.folder)[1]
 
 
 def test_a_damaged_checkpoint_is_passed_over(copied_run, late_urls, plan):

@@ -42,7 +42,7 @@ class PageRequest:
 
     @property
     def names(self) -> frozenset[str]:
-        """All URLs and ids."""
+        """The URLs and ids together."""
         return self.urls | self.ids
 
 
@@ -111,7 +111,7 @@ class Replay:
     first: int  # counted from 1
     last: int
     tokens: int  # targets
-    worker_hours: float  # as long as the run took for these updates
+    worker_hours: float  # hours that the run took for these updates, times workers
     usd: float | None  # None: no instance was named
 
     @property
@@ -127,11 +127,11 @@ class ForgetPlan:
     run: str  # run folder
     pages: tuple[LearnedPage, ...]  # empty: the run learned from none of them
     unused: tuple[str, ...]  # requested names that the run did not learn from
-    masked: MaskedDocuments  # all documents to mask, those of earlier requests included
+    masked: MaskedDocuments  # all documents to mask, also from earlier requests
     checkpoints: tuple[int, ...]  # steps of existing checkpoints that learned from a page
     start: StartingPoint | None  # None: the replay starts at the first update
     replay: Replay
-    children: tuple[ChildRun, ...]  # in the order in which they can be made again
+    children: tuple[ChildRun, ...]  # parents before their children
 
     @property
     def first_update(self) -> int:
@@ -301,7 +301,7 @@ def _find_start(
                 continue
             try:
                 checkpoint.check_data(path, batches)
-            except ConfigError:  # it learned from a page of an earlier request
+            except ConfigError:  # the checkpoint learned from a page of an earlier request
                 continue
             return StartingPoint(path, step, checkpoint.compute_content_key(path))
     return None

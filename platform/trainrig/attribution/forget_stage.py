@@ -45,9 +45,9 @@ class Certificate(BaseModel):
     old_content: str  # fingerprint of its manifest
     run: str  # folder of the new run
     content: str  # fingerprint of its manifest
-    sha256: dict[str, str]  # of its run file and of the list of masked documents
-    checkpoint: str  # its last checkpoint, in its folder
-    tensors_sha256: str  # of all tensors of that, the optimizer state included
+    sha256: dict[str, str]  # SHA-256 of the run file and of the list of masked documents
+    checkpoint: str  # path of the last checkpoint in the folder `run`
+    tensors_sha256: str  # sum of all its tensors, the optimizer state included
     continued_from: dict[str, Any] | None  # None: it was trained from the beginning
     first_update: int  # first update of the old run that learned from a page
     removed: tuple[dict[str, Any], ...]  # documents, with the updates that learned from each

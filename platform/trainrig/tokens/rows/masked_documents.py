@@ -35,7 +35,7 @@ class MaskedDocument(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
-    number: NonNegativeInt  # in its source, from 0
+    number: NonNegativeInt  # number in its source, counted from 0
     id: str
     url: str
 
@@ -67,7 +67,7 @@ class MaskedDocuments(BaseModel):
         return {source: np.unique(np.array(n, np.int64)) for source, n in found.items()}
 
     def check(self, shards: TokenShards) -> None:
-        """Raise DataError unless the documents are those of `shards`."""
+        """Raise DataError unless `shards` have these documents."""
         if self.shards != shards.fingerprint:
             raise DataError(
                 f"masked_documents: the file is for shards other than {shards.folder}; run "
