@@ -16,7 +16,7 @@ import typer
 
 from trainrig import command_line, config, job, storage
 from trainrig.attribution import attribution_verbs
-from trainrig.attribution.forget_verbs import forget
+from trainrig.attribution.forgetting.forget_verbs import forget
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs

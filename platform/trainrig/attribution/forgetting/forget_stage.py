@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from trainrig import __version__, manifest, storage
-from trainrig.attribution.forget_plan import FORGOTTEN, ForgetPlan
-from trainrig.attribution.run_children import replay_children
-from trainrig.attribution.tensor_sums import compute_tensor_sum
+from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan
+from trainrig.attribution.forgetting.run_children import replay_children
+from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import MANIFEST
@@ -123,8 +123,8 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
     return Certificate(
         trainrig=__version__,
         statement=(
-            f"The weights and the optimizer state of {folder} are those of the run {plan.run} "
-            f"trained without {removed} documents: no id of them was an input and none was a "
+            f"The weights and the optimizer state of {folder} are what the run {plan.run} "
+            f"makes without {removed} documents: no id of them was an input and none was a "
             f"target, from {since} on. No update before update {plan.first_update} used them."
         ),
         old_run=plan.run,
@@ -186,7 +186,7 @@ def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
     if against is not None:
         other, found = compute_tensor_sum(against)
         if found != tensors:
-            raise DataError(f"{other}: its tensors differ from those of {resolved}")
+            raise DataError(f"{other}: its tensors differ from the tensors of {resolved}")
         yield f"{other}: all tensors are equal, byte for byte"
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainrig.attribution.forget_plan import PageRequest, plan_forgetting
-from trainrig.attribution.forget_stage import take_back
-from trainrig.attribution.run_children import list_children
-from trainrig.attribution.tensor_sums import compute_tensor_sum
+from trainrig.attribution.forgetting.forget_plan import PageRequest, plan_forgetting
+from trainrig.attribution.forgetting.forget_stage import take_back
+from trainrig.attribution.forgetting.run_children import list_children
+from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.posttrain.tuning.fine_tuning import posttrain
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.train.pretrain import pretrain

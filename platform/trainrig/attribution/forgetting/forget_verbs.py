@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
 
 if TYPE_CHECKING:
-    from trainrig.attribution.forget_plan import ForgetPlan, LearnedPage
+    from trainrig.attribution.forgetting.forget_plan import ForgetPlan, LearnedPage
 
 MOST_SHOWN = 20  # pages that the plan lists; JSON has all
 
@@ -111,7 +111,7 @@ def forget(
         raise ConfigError("forget: name the pages by --urls FILE or --documents FILE")
     if out is None and not plan:
         raise ConfigError("forget: name the run folder to write by --out DIR, or give --plan")
-    from trainrig.attribution.forget_plan import plan_forgetting, read_request
+    from trainrig.attribution.forgetting.forget_plan import plan_forgetting, read_request
 
     request = read_request(urls or (), documents or ())
     found = plan_forgetting(run, request, instance, search or (), out)
@@ -125,7 +125,7 @@ def forget(
             f"first that learned from a page, so all {found.replay.last:,} updates are made again "
             f"({describe_cost(found)}); add --yes to do that"
         )
-    from trainrig.attribution.forget_stage import CERTIFICATE, take_back
+    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
 
     if not as_json:
         print("\n".join(describe_plan(found)), flush=True)
@@ -138,7 +138,7 @@ def forget(
 
 
 def _check(run: str, against: str | None, as_json: bool) -> None:
-    from trainrig.attribution.forget_stage import check_certificate
+    from trainrig.attribution.forgetting.forget_stage import check_certificate
 
     lines = list(check_certificate(run, against))
     print(json.dumps({"run": run, "checks": lines}) if as_json else "\n".join(lines))

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from trainrig import manifest
 from trainrig.attribution import Occurrence, open_index
-from trainrig.attribution.forget_plan import (
+from trainrig.attribution.forgetting.forget_plan import (
     ForgetPlan,
     PageRequest,
     open_forgettable,
     plan_forgetting,
     read_request,
 )
-from trainrig.attribution.forget_stage import (
+from trainrig.attribution.forgetting.forget_stage import (
     CERTIFICATE,
     FORGOTTEN,
     build_run,
@@ -26,10 +26,10 @@ from trainrig.attribution.forget_stage import (
     prepare_replay,
     take_back,
 )
+from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.index_stage import index_tokens
 from trainrig.attribution.learned_steps import open_family
-from trainrig.attribution.tensor_sums import compute_tensor_sum
 from trainrig.cli import app
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError, OutputTaken
@@ -201,7 +201,7 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     early_url = used_urls[len(used_urls) // 2]
     early = PageRequest(frozenset([early_url, late_urls[0]]), frozenset())
     further = plan_forgetting(new, early)
-    assert further.unused == (late_urls[0],)  # its mask is in the new run
+    assert further.unused == (late_urls[0],)
     assert [page.document.url for page in further.pages] == [early_url]
     assert len(further.masked.documents) == 4
     assert further.start and further.start.checkpoint.startswith(old_run)
@@ -218,7 +218,7 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     arguments[-1] = new
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, DataError)
-    assert "its tensors differ from those of" in str(result.exception)
+    assert "its tensors differ from the tensors of" in str(result.exception)
     with pytest.raises(OutputTaken, match="made by another run"):
         take_back(further, new)
     # A change of the list of pages is noticed.

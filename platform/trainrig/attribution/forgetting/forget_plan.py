@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainrig import hardware, manifest, storage
+from trainrig.attribution.forgetting.run_children import ChildRun, list_children
 from trainrig.attribution.learned_steps import list_updates
-from trainrig.attribution.run_children import ChildRun, list_children
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives.objective_interface import Corrupting
 from trainrig.runs.run_list import compute_worker_usd
@@ -105,7 +105,7 @@ class StartingPoint:
 
 
 @dataclass(frozen=True)
-class Replay:
+class PlannedReplay:
     """The updates to make again, with their estimated cost."""
 
     first: int  # counted from 1
@@ -130,7 +130,7 @@ class ForgetPlan:
     masked: MaskedDocuments  # all documents to mask, also from earlier requests
     checkpoints: tuple[int, ...]  # steps of existing checkpoints that learned from a page
     start: StartingPoint | None  # None: the replay starts at the first update
-    replay: Replay
+    replay: PlannedReplay
     children: tuple[ChildRun, ...]  # parents before their children
 
     @property
@@ -326,7 +326,7 @@ def iterate_origins(folder: str) -> Iterator[str]:
 
 def _estimate_replay(
     folder: str, settings: Pretraining, start: int, instance: str | None
-) -> Replay:
+) -> PlannedReplay:
     """Estimate the updates after `start` from the updates that the run and its origins logged."""
     lines: dict[int, dict[str, Any]] = {}
     for place in iterate_origins(folder):
@@ -342,7 +342,7 @@ def _estimate_replay(
     usd = None
     if instance is not None:
         usd = hours * compute_worker_usd(instance, settings.training.model_dump(mode="json"))
-    return Replay(
+    return PlannedReplay(
         first=start + 1,
         last=steps,
         tokens=max(line["train/tokens"] for line in lines.values()) - before,
