@@ -123,9 +123,9 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
     return Certificate(
         trainrig=__version__,
         statement=(
-            f"The weights and the optimizer state of {folder} are what the run {plan.run} "
-            f"makes without {removed} documents: no id of them was an input and none was a "
-            f"target, from {since} on. No update before update {plan.first_update} used them."
+            f"{folder} repeats the run {plan.run} without {removed} documents. From {since} on, "
+            "none of their ids was an input or a target. No update before update "
+            f"{plan.first_update} used them."
         ),
         old_run=plan.run,
         old_content=manifest.read_manifest(plan.run).content,
@@ -168,7 +168,7 @@ def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
         file = storage.join(folder, name)
         if not storage.exists(file) or storage.compute_sha256(file) != expected:
             raise DataError(f"{file}: differs from its SHA-256 in {CERTIFICATE}; restore it")
-        yield f"{name}: its SHA-256 is that of the certificate"
+        yield f"{name}: its SHA-256 equals the certificate's"
     made = manifest.read_manifest(folder)
     if made.content != certificate.content:
         raise DataError(f"{storage.join(folder, MANIFEST)}: is of another run than {CERTIFICATE}")
