@@ -13,10 +13,8 @@ from trainrig import manifest
 from trainrig.attribution import Occurrence, open_index
 from trainrig.attribution.forgetting.forget_plan import (
     ForgetPlan,
-    PageRequest,
     open_forgettable,
     plan_forgetting,
-    read_request,
 )
 from trainrig.attribution.forgetting.forget_stage import (
     CERTIFICATE,
@@ -26,6 +24,7 @@ from trainrig.attribution.forgetting.forget_stage import (
     prepare_replay,
     take_back,
 )
+from trainrig.attribution.forgetting.requested_pages import PageRequest, read_request
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.index_stage import index_tokens

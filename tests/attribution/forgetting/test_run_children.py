@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from trainrig.attribution.forgetting.forget_plan import PageRequest, plan_forgetting
+from trainrig.attribution.forgetting.forget_plan import plan_forgetting
 from trainrig.attribution.forgetting.forget_stage import take_back
+from trainrig.attribution.forgetting.requested_pages import PageRequest
 from trainrig.attribution.forgetting.run_children import list_children
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.posttrain.tuning.fine_tuning import posttrain

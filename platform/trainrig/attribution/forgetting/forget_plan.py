@@ -5,76 +5,38 @@ this is computed from the run file, the shards and the metrics, without reading 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainrig import hardware, manifest, storage
+from trainrig.attribution.forgetting.requested_pages import (
+    Key,
+    PageRequest,
+    UnusedName,
+    explain_unused,
+    find_documents,
+)
 from trainrig.attribution.forgetting.run_children import ChildRun, list_children
 from trainrig.attribution.learned_steps import list_updates
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.data_lineage import find_run_folder
 from trainrig.objectives.objective_interface import Corrupting
 from trainrig.runs.run_list import compute_worker_usd
 from trainrig.runs.step_trace import RUN_FILE, TracedRun, open_traced
-from trainrig.storage.missing_folders import describe_origin, is_missing
+from trainrig.storage.missing_folders import is_missing
 from trainrig.tokens.rows.masked_documents import (
     MaskedDocument,
     MaskedDocuments,
 )
 from trainrig.tokens.rows.pretraining import PretrainBatches
-from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 
 FORGOTTEN = "forget.json"  # the plan, in the folder of a run without the pages
-
-Key = tuple[str, int]  # a document: its source, and its number in that source
-
-
-@dataclass(frozen=True)
-class PageRequest:
-    """Pages to take back, by URL and by document id."""
-
-    urls: frozenset[str]
-    ids: frozenset[str]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The URLs and ids together."""
-        return self.urls | self.ids
-
-
-def read_request(urls: Sequence[str], documents: Sequence[str]) -> PageRequest:
-    """Read files with one URL or one document id on each line; empty lines are skipped.
-
-    Raises ConfigError if all files together name nothing, and DataError for a file that cannot be
-    read.
-    """
-    found = PageRequest(frozenset(_read_lines(urls)), frozenset(_read_lines(documents)))
-    if not found.names:
-        raise ConfigError(
-            f"{', '.join([*urls, *documents])}: names no page; write one URL or one document id on "
-            "each line"
-        )
-    return found
-
-
-def _read_lines(paths: Sequence[str]) -> Iterator[str]:
-    for path in paths:
-        try:
-            text = storage.decode_utf8(storage.read(path))
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file{describe_origin(path)}") from None
-        except IsADirectoryError:
-            raise DataError(
-                f"{path}: is a folder; name a file with one page on each line"
-            ) from None
-        except storage.NotUtf8 as error:
-            raise DataError(f"{path}: {error}; save the file as UTF-8") from None
-        # URLs may hold other separators of lines than these.
-        yield from (line.strip() for line in text.split("\n") if line.strip())
 
 
 @dataclass(frozen=True)
@@ -126,7 +88,9 @@ class ForgetPlan:
 
     run: str  # run folder
     pages: tuple[LearnedPage, ...]  # empty: the run learned from none of them
-    unused: tuple[str, ...]  # requested names that the run did not learn from
+    unused: tuple[UnusedName, ...]  # requested names that the run did not learn from
+    # Initial weights of which it is unknown what they learned from; None: there are none.
+    unknown_base: str | None
     masked: MaskedDocuments  # all documents to mask, also from earlier requests
     checkpoints: tuple[int, ...]  # steps of existing checkpoints that learned from a page
     start: StartingPoint | None  # None: the replay starts at the first update
@@ -143,7 +107,8 @@ class ForgetPlan:
         return {
             "run": self.run,
             "pages": [page.to_json() for page in self.pages],
-            "unused": list(self.unused),
+            "unused": [asdict(name) for name in self.unused],
+            "unknown_base": self.unknown_base,
             "masked": len(self.masked.documents),
             "masked_sha256": self.masked.sha256,
             "first_update": self.first_update if self.pages else None,
@@ -176,25 +141,32 @@ def plan_forgetting(
     settings = traced.settings
     assert isinstance(settings, Pretraining) and isinstance(batches.shards, TokenShards)
     earlier = pretrain.read_masks(settings)
-    done = {(d.source, d.number) for d in earlier.documents} if earlier else set[Key]()
-    found = _find_documents(batches.shards, request, done)
-    wanted = _build_masks(batches.shards, traced.encoder.end_of_text, found.values())
-    pages = _find_pages(traced, wanted)
+    unknown_base = _check_base(settings, folder, request)
+    found = find_documents(batches.shards, request)
+    new = [document for key, document in found.documents.items() if key not in batches.masked]
+    wanted = _build_masks(batches.shards, traced.encoder.end_of_text, new)
+    pages = _find_pages(traced, wanted, settings.training.steps)
     known = {name for page in pages for name in (page.document.url, page.document.id)}
-    every = [*(earlier.documents if earlier else ()), *(page.document for page in pages)]
-    masked = _build_masks(batches.shards, wanted.filler, every)
+    # Documents of the request that no update used are masked too: further training could use them.
+    masked = _build_masks(
+        batches.shards, wanted.filler, [*(earlier.documents if earlier else ()), *new]
+    )
+    held_out = TokenShards.open(storage.join(storage.make_absolute(settings.tokens), HELD_OUT))
     steps = settings.training.steps
     first = min((page.first_data_step for page in pages), default=0)
     start = None
     if pages:
-        start = _read_started(out, masked) or _find_start(settings, folder, masked, first)
+        start = _read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
     updates = min((page.updates[0] for page in pages), default=steps + 1)
     runs = RunFolder(folder)
     there = {step for _, step, _ in checkpoint.list_committed(runs, runs.checkpoints)}
     return ForgetPlan(
         run=folder,
         pages=pages,
-        unused=tuple(sorted(request.names - known)),
+        unused=explain_unused(
+            request.names - known, found, held_out, batches.masked, settings.tokens
+        ),
+        unknown_base=unknown_base,
         masked=masked,
         checkpoints=tuple(sorted(step for step in there if step >= updates)),
         start=start,
@@ -221,6 +193,11 @@ def open_forgettable(folder: str) -> TracedRun:
             f"{folder}: objective {settings.objective.kind} changes the rows, so documents cannot "
             'be masked; only runs with objective.kind = "CausalLM" can forget'
         )
+    if settings.training.stop_if is not None:
+        raise ConfigError(
+            f"{folder}: training.stop_if ends the run by scores, which depend on the pages, so its "
+            "last update is not known in advance; pages can only be taken back from runs without it"
+        )
     if manifest.find_manifest(folder) is None:
         raise ConfigError(
             f"{folder}: the run is not finished; finish it by `trainrig pretrain "
@@ -229,19 +206,36 @@ def open_forgettable(folder: str) -> TracedRun:
     return traced
 
 
-def _find_documents(
-    shards: TokenShards, request: PageRequest, done: set[Key]
-) -> dict[Key, MaskedDocument]:
-    """Return the documents with a requested URL or id, without those in `done`."""
-    found = {}
-    for source in shards.sources:
-        for number, entry in enumerate(shards.iterate_index(source)):
-            if entry.url in request.urls or entry.id in request.ids:
-                key = source, number
-                found[key] = MaskedDocument(
-                    source=source, number=number, id=entry.id, url=entry.url
-                )
-    return {key: document for key, document in found.items() if key not in done}
+def _check_base(settings: Pretraining, folder: str, request: PageRequest) -> str | None:
+    """Return the oldest initial weights of a run if their training data is unknown, or None.
+
+    Raises ConfigError if a run that the weights came from learned from a page of `request`.
+    """
+    base = settings.continue_from
+    while base is not None:
+        try:
+            resolved = storage.make_absolute(checkpoint.resolve(base))
+            last = int(checkpoint.read_entries(resolved).get("step", 0))
+            traced = open_traced(find_run_folder(resolved))
+        except (ConfigError, DataError):
+            return base
+        parent = traced.settings
+        if not isinstance(parent, Pretraining) or not last:
+            return base
+        shards = traced.batches.shards
+        assert isinstance(shards, TokenShards)
+        found = find_documents(shards, request).documents
+        new = [document for key, document in found.items() if key not in traced.batches.masked]
+        pages = _find_pages(traced, _build_masks(shards, traced.encoder.end_of_text, new), last)
+        if pages:
+            document = pages[0].document
+            raise ConfigError(
+                f"{folder}: its initial weights, {base}, learned from "
+                f"{document.url or document.id} too; take it back from that run first, then train "
+                "again with `continue_from` set to the new run"
+            )
+        base = parent.continue_from
+    return None
 
 
 def _build_masks(
@@ -254,13 +248,12 @@ def _build_masks(
     )
 
 
-def _find_pages(traced: TracedRun, wanted: MaskedDocuments) -> tuple[LearnedPage, ...]:
-    """Return those documents of `wanted` that the run learned from."""
+def _find_pages(traced: TracedRun, wanted: MaskedDocuments, last: int) -> tuple[LearnedPage, ...]:
+    """Return those documents of `wanted` that updates 1 to `last` of the run learned from."""
     shards = traced.batches.shards
-    steps = traced.settings.training.steps
-    updates = list_updates(traced, steps)
+    updates = list_updates(traced, last)
     read: dict[Key, list[int]] = {}
-    for data_step, source, number in traced.batches.iterate_uses(wanted, max(updates) + 1):
+    for data_step, _, source, number in traced.batches.iterate_uses(wanted, max(updates) + 1):
         read.setdefault((source, number), []).append(data_step)
     found = []
     for document in wanted.documents:
@@ -273,13 +266,14 @@ def _find_pages(traced: TracedRun, wanted: MaskedDocuments) -> tuple[LearnedPage
     return tuple(found)
 
 
-def _read_started(out: str | None, masked: MaskedDocuments) -> StartingPoint | None:
-    """Return the starting point that an earlier call recorded in `out`, for the same documents."""
+def _read_started(out: str | None, folder: str, masked: MaskedDocuments) -> StartingPoint | None:
+    """Return the starting point that an earlier call recorded in `out`, for the same request."""
     path = storage.join(out, FORGOTTEN) if out else ""
     if not out or not storage.exists(path):
         return None
     recorded = json.loads(storage.read(path))
-    if recorded["masked_sha256"] != masked.sha256 or recorded["start"] is None:
+    same = (recorded["run"], recorded["masked_sha256"]) == (folder, masked.sha256)
+    if not same or recorded["start"] is None:
         return None
     return StartingPoint(**recorded["start"])
 
@@ -289,15 +283,19 @@ def _find_start(
 ) -> StartingPoint | None:
     """Return the newest whole checkpoint from before the batch `first`, or None.
 
-    A run that already forgot other pages shares the checkpoints of the run that it came from.
+    A run that already forgot other pages shares the checkpoints of the run that it came from. If a
+    run rolled back after a loss spike, only checkpoints from before the data that it then left out
+    are considered: a run without the pages has to decide about that data by itself.
     """
     batches = _open_masked(settings, masked)
     for place in iterate_origins(folder):
         run_folder = RunFolder(place)
+        left_out = [attempt.skip[0] for attempt in run_folder.read_attempts() if attempt.skip]
+        latest = min([first, *left_out])
         for path, step, _ in checkpoint.list_committed(run_folder, run_folder.checkpoints):
             if checkpoint.find_damage(path) is not None:
                 continue
-            if checkpoint.read_entries(path)["data_step"] > first:
+            if checkpoint.read_entries(path)["data_step"] > latest:
                 continue
             try:
                 checkpoint.check_data(path, batches)

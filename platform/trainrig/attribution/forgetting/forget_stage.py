@@ -21,7 +21,7 @@ from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import MANIFEST
 from trainrig.runs.step_trace import RUN_FILE, open_traced
-from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.rows.masked_documents import MaskedDocuments, read_masked_documents
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run_file.run_files import Pretraining
@@ -49,6 +49,9 @@ class Certificate(BaseModel):
     checkpoint: str  # path of the last checkpoint in the folder `run`
     tensors_sha256: str  # sum of all its tensors, the optimizer state included
     continued_from: dict[str, Any] | None  # None: it was trained from the beginning
+    # Initial weights of which it is unknown what they learned from; None: there are none.
+    unknown_base: str | None
+    not_learned: tuple[dict[str, str], ...]  # requested names that the old run did not learn from
     first_update: int  # first update of the old run that learned from a page
     removed: tuple[dict[str, Any], ...]  # documents, with the updates that learned from each
     earlier: int  # documents that the old run had masked already
@@ -125,7 +128,13 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
         statement=(
             f"{folder} repeats the run {plan.run} without {removed} documents. From {since} on, "
             "none of their ids was an input or a target. No update before update "
-            f"{plan.first_update} used them."
+            f"{plan.first_update} used them. The tokenizer and the choice of all other documents "
+            "are those of the old run."
+            + (
+                f" It is not known what the initial weights {plan.unknown_base} learned from."
+                if plan.unknown_base
+                else ""
+            )
         ),
         old_run=plan.run,
         old_content=manifest.read_manifest(plan.run).content,
@@ -137,6 +146,8 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
         checkpoint=resolved.removeprefix(f"{folder}/"),
         tensors_sha256=tensors,
         continued_from=dataclasses.asdict(start) if start else None,
+        unknown_base=plan.unknown_base,
+        not_learned=tuple(dataclasses.asdict(name) for name in plan.unused),
         first_update=plan.first_update,
         removed=tuple(page.to_json() for page in plan.pages),
         earlier=len(plan.masked.documents) - removed,
@@ -178,6 +189,8 @@ def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
     yield f"{certificate.checkpoint}: all tensors have the certificate's SHA-256"
     masked = read_masked_documents(storage.join(folder, MASKED))
     past = int(checkpoint.read_entries(resolved)["data_step"])
+    checkpoint.check_data(resolved, open_traced(folder).batches)
+    yield f"{certificate.checkpoint}: records these masks for its data"
     batches, rows = check_batches(folder, masked, past)
     yield (
         f"{len(masked.documents):,} masked documents: {rows:,} rows of {batches:,} batches place "
@@ -197,22 +210,32 @@ def check_batches(folder: str, masked: MaskedDocuments, past: int) -> tuple[int,
     or a target of a masked document is in one.
     """
     batches = open_traced(folder).batches
-    keys = {(document.source, document.number) for document in masked.documents}
-    steps = sorted({step for step, _, _ in batches.iterate_uses(masked, past)})
-    rows = 0
-    for step in steps:
+    uses: dict[int, dict[int, set[int]]] = {}  # documents of each sample of each step
+    for step, sample, _, number in batches.iterate_uses(masked, past):
+        uses.setdefault(step, {}).setdefault(sample, set()).add(number)
+    for step, samples in uses.items():
         for micro in batches.at(step):
             for row, sample in enumerate(micro.samples.tolist()):
-                here = micro.pieces[micro.pieces[:, 0] == row]
-                source = batches.sources[micro.sources[row]]
-                ends = np.append(here[1:, 1], micro.ids.shape[1])
-                held = [(source, number) in keys for number in here[:, 2].tolist()]
-                rows += any(held)
-                for begin, end in zip(here[held, 1], ends[held], strict=True):
-                    inside = micro.ids[row, begin:end] != masked.filler
-                    asked = micro.targets[row, max(begin - 1, 0) : end] != IGNORE
-                    if inside.any() or asked.any():
-                        raise DataError(
-                            f"{folder}: sample {sample} of batch {step} holds a masked document"
-                        )
-    return len(steps), rows
+                hidden = samples.get(sample, set())
+                if hidden and not _is_hidden(micro, row, hidden, masked.filler):
+                    raise DataError(
+                        f"{folder}: sample {sample} of batch {step} holds a masked document"
+                    )
+    return len(uses), sum(map(len, uses.values()))
+
+
+def _is_hidden(micro: MicroBatch, row: int, hidden: set[int], filler: int) -> bool:
+    """Return whether no id and no target of a row is of the documents `hidden` of its source."""
+    pieces = micro.pieces[micro.pieces[:, 0] == row]
+    ends = np.append(pieces[1:, 1], micro.ids.shape[1])
+    placed = set()
+    for (_, begin, number), end in zip(pieces.tolist(), ends.tolist(), strict=True):
+        if number not in hidden:
+            continue
+        placed.add(number)
+        shown = micro.ids[row, begin:end] != filler
+        asked = micro.targets[row, max(begin - 1, 0) : end] != IGNORE
+        if shown.any() or asked.any():
+            return False
+    # A document without an id in the row has its first token as the row's last target.
+    return placed == hidden or bool(micro.targets[row, -1] == IGNORE)

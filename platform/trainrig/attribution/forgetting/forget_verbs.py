@@ -111,7 +111,8 @@ def forget(
         raise ConfigError("forget: name the pages by --urls FILE or --documents FILE")
     if out is None and not plan:
         raise ConfigError("forget: name the run folder to write by --out DIR, or give --plan")
-    from trainrig.attribution.forgetting.forget_plan import plan_forgetting, read_request
+    from trainrig.attribution.forgetting.forget_plan import plan_forgetting
+    from trainrig.attribution.forgetting.requested_pages import read_request
 
     request = read_request(urls or (), documents or ())
     found = plan_forgetting(run, request, instance, search or (), out)
@@ -146,8 +147,8 @@ def _check(run: str, against: str | None, as_json: bool) -> None:
 
 def describe_plan(plan: "ForgetPlan") -> Iterator[str]:
     """Yield the lines of a plan: pages, updates, checkpoint, cost and runs that started from it."""
-    for name in plan.unused:
-        yield f"{name}: {plan.run} did not learn from it; nothing to take back"
+    for unused in plan.unused:
+        yield f"{unused.name}: nothing to take back; {unused.reason}"
     if not plan.pages:
         yield "nothing is done"
         return
@@ -155,6 +156,8 @@ def describe_plan(plan: "ForgetPlan") -> Iterator[str]:
         yield _describe_page(page)
     if len(plan.pages) > MOST_SHOWN:
         yield f"and {format_count(len(plan.pages) - MOST_SHOWN, 'document')} more"
+    if plan.unknown_base:
+        yield f"initial weights: {plan.unknown_base}; it is not known what they learned from"
     learned = ", ".join(f"{step:,}" for step in plan.checkpoints) or "none"
     yield f"checkpoints that learned from them: {learned}"
     replay = plan.replay

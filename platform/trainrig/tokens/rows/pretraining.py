@@ -351,15 +351,19 @@ class PretrainBatches:
         assert self._below is not None
         return UsedMasks(self.timeline, masked, self._below)
 
-    def iterate_uses(self, masked: MaskedDocuments, past: int) -> Iterator[tuple[int, str, int]]:
-        """Yield (step, source, document's number) for each row with a token of a document.
+    def iterate_uses(
+        self, masked: MaskedDocuments, past: int
+    ) -> Iterator[tuple[int, int, str, int]]:
+        """Yield (step, sample, source, document's number) for each row that uses a document.
+
+        A row uses a document if a token of it is an id or a target of the row.
 
         The documents are those of `masked`, whether these batches mask them or not. The steps end
         before `past`.
         """
         uses = self._open_used_masks(masked).iterate(0, self.timeline.find_first_sample(past))
         for sample, source, number in uses:
-            yield self.timeline.find_step(sample), source, number
+            yield self.timeline.find_step(sample), sample, source, number
 
     def _describe_masks(self, samples: int) -> dict[str, Any]:
         """Return the masked documents of the first `samples` samples, if there are any."""
