@@ -282,6 +282,19 @@ def test_without_an_old_checkpoint_the_run_skips_only_the_outliers(ranks, make_j
 
 
 @pytest.mark.slow
+def test_a_branch_goes_back_to_the_checkpoint_that_it_started_from(
+    by_hand, ranks, make_job, tmp_path
+):
+    folder = RunFolder(by_hand.folder)
+    start = next(path for path, step, _ in list_committed(folder, folder.checkpoints) if step == 20)
+    job = build_job(make_job, tmp_path, checkpoints={"every": 5, "keep": 100})
+    job = dataclasses.replace(job, branch_from=start)
+    assert run_attempts(1, job, ranks, poison=poison(26, 27, 28, 29)) == 2
+    assert find_event(job, "spike")[0]["back_to"] == 0
+    assert read_result(job) == read_result(by_hand)
+
+
+@pytest.mark.slow
 def test_a_spike_that_comes_back_ends_the_run_on_every_rank(alone, ranks, make_job, tmp_path):
     job = build_job(make_job, tmp_path, spikes=WATCHFUL | {"rollbacks": 0})
     with pytest.raises(AssertionError, match=Diverged.__name__):

@@ -4,13 +4,16 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from trainrig import manifest
 from trainrig.attribution import Occurrence, open_index
+from trainrig.attribution.forgetting import forget_plan
 from trainrig.attribution.forgetting.forget_plan import (
     ForgetPlan,
     open_forgettable,
@@ -21,10 +24,12 @@ from trainrig.attribution.forgetting.forget_stage import (
     FORGOTTEN,
     build_run,
     check_batches,
+    check_rollbacks,
+    is_hidden,
     prepare_replay,
     take_back,
 )
-from trainrig.attribution.forgetting.requested_pages import PageRequest, read_request
+from trainrig.attribution.forgetting.requested_pages import PageRequest, UnusedName, read_request
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.index_stage import index_tokens
@@ -33,12 +38,15 @@ from trainrig.cli import app
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.runs.step_trace import find_shards
+from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.rows.masked_documents import MaskedDocuments
+from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train import pretrain
 from trainrig.train.checkpoint import compute_content_key, find_newest_valid, list_committed
 from trainrig.train.elastic.supervise import TrainingResult
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training_settings import StopIf
 from trainrig.train.run_start import claim_run
 from trainrig.train.training_job import TrainingJob
 
@@ -188,7 +196,7 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     assert take_back(plan, new) == certificate  # nothing is left to do
     result = CliRunner().invoke(app, ["forget", new, "--check", "--json"])
     assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)["checks"]) == 4
+    assert len(json.loads(result.stdout)["checks"]) == 5
     # Neither a trace nor an attribution finds the page in the new run.
     for run, is_there in ((old_run, True), (new, False)):
         arguments = ["trace", run, "--url", late_urls[0], "--json"]
@@ -200,7 +208,7 @@ def test_pages_are_taken_back_twice_with_a_certificate_that_can_be_checked(
     early_url = used_urls[len(used_urls) // 2]
     early = PageRequest(frozenset([early_url, late_urls[0]]), frozenset())
     further = plan_forgetting(new, early)
-    assert further.unused == (late_urls[0],)
+    assert further.unused == (UnusedName(late_urls[0], "is masked already"),)
     assert [page.document.url for page in further.pages] == [early_url]
     assert len(further.masked.documents) == 4
     assert further.start and further.start.checkpoint.startswith(old_run)
@@ -234,7 +242,9 @@ def test_the_plan_names_updates_checkpoint_and_cost(old_run, late_urls, tmp_path
     result = CliRunner().invoke(app, [*arguments, "--json", "--instance", "m7i.2xlarge"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["unused"] == ["https://never.example/7"]
+    (unused,) = found["unused"]
+    assert unused["name"] == "https://never.example/7"
+    assert unused["reason"].startswith("no training document of ")
     assert {page["url"] for page in found["pages"]} == set(late_urls)
     first = min(page["updates"][0] for page in found["pages"])
     assert found["first_update"] == first
@@ -271,7 +281,8 @@ def test_nothing_is_written_for_pages_that_were_never_used(old_run, tmp_path):
     out = tmp_path / "new"
     result = CliRunner().invoke(app, ["forget", old_run, "--urls", str(file), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "did not learn from it; nothing to take back\nnothing is done" in result.stdout
+    assert "https://never.example/7: nothing to take back; no training doc" in result.stdout
+    assert result.stdout.endswith("has this URL or id\nnothing is done\n")
     assert not out.exists()
 
 
@@ -404,3 +415,95 @@ def test_the_plan_in_the_new_folder_keeps_its_starting_point(plan, copied_run, t
     again = plan_forgetting(copied_run, PageRequest(urls, frozenset()), out=str(out))
     assert again.start == plan.start
     assert CERTIFICATE not in {path.name for path in out.iterdir()}
+
+
+def test_another_spelling_of_a_url_is_shown(old_run, late_urls):
+    spelled = late_urls[0].replace("https://", "http://www.") + "/"
+    plan = plan_forgetting(old_run, PageRequest(frozenset([spelled]), frozenset()))
+    assert plan.pages == () and plan.masked.documents == ()
+    (unused,) = plan.unused
+    assert unused.name == spelled
+    assert unused.reason.endswith(f"; request this spelling too: {late_urls[0]}")
+
+
+def test_a_held_out_page_is_named_as_such(old_run):
+    tokens = find_shards(open_forgettable(old_run).settings)
+    held_out = TokenShards.open(f"{tokens}/{HELD_OUT}")
+    page = held_out.document(held_out.sources[0], 0)
+    plan = plan_forgetting(old_run, PageRequest(frozenset(), frozenset([page.id])))
+    assert plan.unused == (UnusedName(page.id, "is held out, so no update used it"),)
+
+
+def test_documents_of_the_request_that_no_update_used_are_masked_too(old_run, used_urls, late_urls):
+    shards = open_forgettable(old_run).batches.shards
+    entries = [entry for source in shards.sources for entry in shards.iterate_index(source)]
+    unused = next(entry.url for entry in entries if entry.url not in used_urls)
+    plan = plan_forgetting(old_run, PageRequest(frozenset([late_urls[0], unused]), frozenset()))
+    assert [page.document.url for page in plan.pages] == [late_urls[0]]
+    assert {document.url for document in plan.masked.documents} == {late_urls[0], unused}
+    assert [name.name for name in plan.unused] == [unused]
+    assert "no update used it" in plan.unused[0].reason
+
+
+def test_initial_weights_that_learned_from_a_page_are_refused(
+    old_run, late_urls, make_run, ranks, tmp_path
+):
+    run = make_run(tmp_path / "second", training=TRAINING, continue_from=old_run)
+    finish_run(run, ranks)
+    request = PageRequest(frozenset(late_urls[:1]), frozenset())
+    with pytest.raises(ConfigError, match=r"its initial weights, .*old, learned from https"):
+        plan_forgetting(run.output, request)
+    Path(run.output, "run.toml").write_text(
+        Path(run.output, "run.toml").read_text().replace(old_run, str(tmp_path / "elsewhere"))
+    )
+    assert plan_forgetting(run.output, request).unknown_base == str(tmp_path / "elsewhere")
+
+
+def test_a_replay_begins_before_data_that_the_old_run_left_out(copied_run, late_urls):
+    RunFolder(copied_run).take_attempt(STEPS, (3, 5))
+    plan = plan_forgetting(copied_run, PageRequest(frozenset(late_urls), frozenset()))
+    assert plan.start is not None and plan.start.step == 2
+
+
+def test_a_spike_from_before_the_starting_point_gives_no_certificate(plan, copied_run):
+    folder = RunFolder(copied_run)
+    begin = plan.start.data_step
+    folder.record("spike", skip=[begin, begin + 2], back_to=begin)
+    check_rollbacks(copied_run, plan.start)
+    folder.record("spike", skip=[begin - 1, begin + 2], back_to=0)
+    check_rollbacks(copied_run, None)
+    with pytest.raises(DataError, match="train from the beginning: trainrig pretrain"):
+        check_rollbacks(copied_run, plan.start)
+
+
+def test_a_run_that_scores_end_is_refused(old_run, monkeypatch):
+    traced = open_forgettable(old_run)
+    training = traced.settings.training.model_copy(update={"stop_if": StopIf.model_construct()})
+    settings = traced.settings.model_copy(update={"training": training})
+    ended = dataclasses.replace(traced, settings=settings)
+    monkeypatch.setattr(forget_plan, "open_traced", lambda _: ended)
+    with pytest.raises(ConfigError, match=r"training\.stop_if ends the run by scores"):
+        open_forgettable(old_run)
+
+
+@pytest.mark.parametrize(
+    ("ids", "targets", "hidden"),
+    [
+        ([5, 6, 7], [6, 7, 8], False),
+        ([5, 1, 1], [6, IGNORE, IGNORE], False),  # its first token is a target
+        ([5, 1, 7], [IGNORE, IGNORE, IGNORE], False),
+        ([5, 1, 1], [IGNORE, IGNORE, IGNORE], True),
+    ],
+)
+def test_ids_and_targets_of_a_masked_document_are_noticed(ids, targets, hidden):
+    """Document 3 has position 0 of the row, document 4 the other two."""
+    pieces = np.array([[0, 0, 3], [0, 1, 4]])
+    micro = SimpleNamespace(ids=np.array([ids]), targets=np.array([targets]), pieces=pieces)
+    assert is_hidden(micro, 0, {4}, filler=1) is hidden
+
+
+@pytest.mark.parametrize(("last", "hidden"), [(8, False), (IGNORE, True)])
+def test_a_masked_document_that_is_only_the_last_target_is_noticed(last, hidden):
+    pieces = np.array([[0, 0, 3]])
+    micro = SimpleNamespace(ids=np.array([[5, 6]]), targets=np.array([[6, last]]), pieces=pieces)
+    assert is_hidden(micro, 0, {4}, filler=1) is hidden

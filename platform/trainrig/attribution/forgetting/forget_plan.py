@@ -63,6 +63,7 @@ class StartingPoint:
 
     checkpoint: str  # folder
     step: int
+    data_step: int  # first batch that is trained on after it, counted from 0
     content: str  # fingerprint of its files
 
 
@@ -92,6 +93,7 @@ class ForgetPlan:
     # Initial weights of which it is unknown what they learned from; None: there are none.
     unknown_base: str | None
     masked: MaskedDocuments  # all documents to mask, also from earlier requests
+    earlier: int  # documents that the run had masked already
     checkpoints: tuple[int, ...]  # steps of existing checkpoints that learned from a page
     start: StartingPoint | None  # None: the replay starts at the first update
     replay: PlannedReplay
@@ -168,6 +170,7 @@ def plan_forgetting(
         ),
         unknown_base=unknown_base,
         masked=masked,
+        earlier=len(batches.masked),
         checkpoints=tuple(sorted(step for step in there if step >= updates)),
         start=start,
         replay=_estimate_replay(folder, settings, start.step if start else 0, instance),
@@ -295,13 +298,14 @@ def _find_start(
         for path, step, _ in checkpoint.list_committed(run_folder, run_folder.checkpoints):
             if checkpoint.find_damage(path) is not None:
                 continue
-            if checkpoint.read_entries(path)["data_step"] > latest:
+            data_step = int(checkpoint.read_entries(path)["data_step"])
+            if data_step > latest:
                 continue
             try:
                 checkpoint.check_data(path, batches)
             except ConfigError:  # the checkpoint learned from a page of an earlier request
                 continue
-            return StartingPoint(path, step, checkpoint.compute_content_key(path))
+            return StartingPoint(path, step, data_step, checkpoint.compute_content_key(path))
     return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from trainrig import __version__, manifest, storage
-from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan
+from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan, StartingPoint
 from trainrig.attribution.forgetting.run_children import replay_children
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.config import to_toml, with_absolute_paths
@@ -24,6 +24,7 @@ from trainrig.runs.step_trace import RUN_FILE, open_traced
 from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.rows.masked_documents import MaskedDocuments, read_masked_documents
 from trainrig.train import checkpoint, pretrain
+from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import Workers
 from trainrig.train.training_job import TrainingJob
@@ -66,8 +67,8 @@ def take_back(
 
     The same call continues after a stop. `workers` replaces the number of workers of the run.
     `children`: whether runs that started from it are made again too, in `out` with `-children`.
-    Raises DataError if the shards differ from their sums, and OutputTaken if `out` holds something
-    else.
+    Raises DataError if the shards differ from their sums, or if the new run cannot equal a run with
+    masks from its beginning, and OutputTaken if `out` holds something else.
     """
     folder = storage.make_absolute(out.rstrip("/"))
     run = build_run(plan, folder, workers)
@@ -89,6 +90,7 @@ def take_back(
         text = to_toml(with_absolute_paths(from_start))
         storage.write(stage.build_path(FROM_START), text.encode())
         pretrain.drive(stage, run, job, run.workers)
+    check_rollbacks(folder, plan.start)
     new = {}
     if children:
         new = replay_children(plan.children, {plan.run: folder}, f"{folder}-children")
@@ -115,6 +117,25 @@ def prepare_replay(plan: ForgetPlan, run: Pretraining) -> TrainingJob:
     job = pretrain.prepare(run, plan.masked)
     start = plan.start.checkpoint if plan.start else None
     return dataclasses.replace(job, branch_from=start)
+
+
+def check_rollbacks(folder: str, start: StartingPoint | None) -> None:
+    """Raise DataError if a loss spike began before the checkpoint `start` of the run in `folder`.
+
+    A run from the beginning would go back to an older checkpoint, which this run does not have.
+    """
+    if start is None:
+        return
+    for event in RunFolder(folder).read_events():
+        if event["event"] != "spike":
+            continue
+        if event["back_to"] is None or event["skip"][0] < start.data_step:
+            first, past = event["skip"]
+            raise DataError(
+                f"{folder}: a loss spike asks to leave out batches {first} to {past - 1} and to go "
+                f"back before them, but the run started at batch {start.data_step}; train from "
+                f"the beginning: trainrig pretrain {storage.join(folder, FROM_START)}"
+            )
 
 
 def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certificate:
@@ -150,7 +171,7 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
         not_learned=tuple(dataclasses.asdict(name) for name in plan.unused),
         first_update=plan.first_update,
         removed=tuple(page.to_json() for page in plan.pages),
-        earlier=len(plan.masked.documents) - removed,
+        earlier=plan.earlier,
         children=tuple(
             {**dataclasses.asdict(child), "made_again": new.get(child.folder)}
             for child in plan.children
@@ -217,14 +238,14 @@ def check_batches(folder: str, masked: MaskedDocuments, past: int) -> tuple[int,
         for micro in batches.at(step):
             for row, sample in enumerate(micro.samples.tolist()):
                 hidden = samples.get(sample, set())
-                if hidden and not _is_hidden(micro, row, hidden, masked.filler):
+                if hidden and not is_hidden(micro, row, hidden, masked.filler):
                     raise DataError(
                         f"{folder}: sample {sample} of batch {step} holds a masked document"
                     )
     return len(uses), sum(map(len, uses.values()))
 
 
-def _is_hidden(micro: MicroBatch, row: int, hidden: set[int], filler: int) -> bool:
+def is_hidden(micro: MicroBatch, row: int, hidden: set[int], filler: int) -> bool:
     """Return whether no id and no target of a row is of the documents `hidden` of its source."""
     pieces = micro.pieces[micro.pieces[:, 0] == row]
     ends = np.append(pieces[1:, 1], micro.ids.shape[1])
