@@ -1,5 +1,6 @@
 """Outliers, spikes, and the rollback of a run with a spike."""
 
+import dataclasses
 import json
 import math
 import random
@@ -11,7 +12,7 @@ from support.compare_runs import read_step_losses
 
 from trainrig import storage
 from trainrig.errors import Diverged
-from trainrig.train.checkpoint import find_newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, list_committed, open_model
 from trainrig.train.loss_table import Loss
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
