@@ -436,6 +436,7 @@ def test_a_held_out_page_is_named_as_such(old_run):
 
 def test_documents_of_the_request_that_no_update_used_are_masked_too(old_run, used_urls, late_urls):
     shards = open_forgettable(old_run).batches.shards
+    assert isinstance(shards, TokenShards)
     entries = [entry for source in shards.sources for entry in shards.iterate_index(source)]
     unused = next(entry.url for entry in entries if entry.url not in used_urls)
     plan = plan_forgetting(old_run, PageRequest(frozenset([late_urls[0], unused]), frozenset()))
@@ -478,7 +479,9 @@ def test_a_spike_from_before_the_starting_point_gives_no_certificate(plan, copie
 
 def test_a_run_that_scores_end_is_refused(old_run, monkeypatch):
     traced = open_forgettable(old_run)
-    training = traced.settings.training.model_copy(update={"stop_if": StopIf.model_construct()})
+    training = traced.settings.training.model_copy(
+        update={"stop_if": StopIf.model_construct(evaluation="words", score="correct")}
+    )
     settings = traced.settings.model_copy(update={"training": training})
     ended = dataclasses.replace(traced, settings=settings)
     monkeypatch.setattr(forget_plan, "open_traced", lambda _: ended)

@@ -90,7 +90,7 @@ class ForgetPlan:
     run: str  # run folder
     pages: tuple[LearnedPage, ...]  # empty: the run learned from none of them
     unused: tuple[UnusedName, ...]  # requested names that the run did not learn from
-    # Initial weights of which it is unknown what they learned from; None: there are none.
+    # Initial weights whose training data is unknown; None: no such weights were used.
     unknown_base: str | None
     masked: MaskedDocuments  # all documents to mask, also from earlier requests
     earlier: int  # documents that the run had masked already

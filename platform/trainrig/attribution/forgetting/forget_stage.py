@@ -50,7 +50,7 @@ class Certificate(BaseModel):
     checkpoint: str  # path of the last checkpoint in the folder `run`
     tensors_sha256: str  # sum of all its tensors, the optimizer state included
     continued_from: dict[str, Any] | None  # None: it was trained from the beginning
-    # Initial weights of which it is unknown what they learned from; None: there are none.
+    # Initial weights whose training data is unknown; None: no such weights were used.
     unknown_base: str | None
     not_learned: tuple[dict[str, str], ...]  # requested names that the old run did not learn from
     first_update: int  # first update of the old run that learned from a page
@@ -150,9 +150,9 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
             f"{folder} repeats the run {plan.run} without {removed} documents. From {since} on, "
             "none of their ids was an input or a target. No update before update "
             f"{plan.first_update} used them. The tokenizer and the choice of all other documents "
-            "are those of the old run."
+            "are the same as in the old run."
             + (
-                f" It is not known what the initial weights {plan.unknown_base} learned from."
+                f" The training data of the initial weights {plan.unknown_base} is unknown."
                 if plan.unknown_base
                 else ""
             )

@@ -157,7 +157,7 @@ def describe_plan(plan: "ForgetPlan") -> Iterator[str]:
     if len(plan.pages) > MOST_SHOWN:
         yield f"and {format_count(len(plan.pages) - MOST_SHOWN, 'document')} more"
     if plan.unknown_base:
-        yield f"initial weights: {plan.unknown_base}; it is not known what they learned from"
+        yield f"initial weights: {plan.unknown_base}; their training data is unknown"
     learned = ", ".join(f"{step:,}" for step in plan.checkpoints) or "none"
     yield f"checkpoints that learned from them: {learned}"
     replay = plan.replay
