@@ -357,7 +357,7 @@ class ScaledAttention(AttentionSettings):
 
     kind: Literal["ScaledAttention"] = "ScaledAttention"
 
-    def add_parts(self, plain):
+    def add_parts(self, plain, heads):
         """A number for each channel."""
         return ScaledShape(**vars(plain), scale=VectorShape(plain.query.outputs))
 
@@ -413,7 +413,7 @@ NAMES = {
             "import Settings, suggest_choice\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
         ),
-        ("    attention_settings.AttentionSettings | ", "ScaledAttention | "),
+        ("    attention_settings.AttentionSettings\n    | ", "ScaledAttention | "),
     ),
 }
 STEPS = 8

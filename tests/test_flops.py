@@ -12,11 +12,13 @@ from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
     Biases,
     GatedAttention,
+    LatentAttention,
     SlidingWindow,
 )
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import (
     GELU,
+    ClampedSwiGLU,
     LayerNorm,
     LearnedPositions,
     MixtureOfExperts,
@@ -41,6 +43,18 @@ SIZES: dict[str, Any] = {
         {"feedforward": GELU(), "biases": Biases(qkv=True, feedforward=True)},
         {"block": ParallelBlock(), "norm": LayerNorm(), "position_embedding": LearnedPositions()},
         {"feedforward": MixtureOfExperts(experts=4, active=2, shared_experts=1, dense_layers=1)},
+        {
+            "feedforward": MixtureOfExperts(
+                experts=4, active=2, network=ClampedSwiGLU(), router_bias=True
+            ),
+            "biases": Biases(feedforward=True),
+        },
+        {"feedforward": MixtureOfExperts(experts=4, active=2, shared_experts=1, shared_gate=True)},
+        {
+            "attention": LatentAttention(
+                latent_channels=24, query_channels=40, rotated_channels=8, value_channels=12
+            )
+        },
     ],
 )
 def test_counts_are_torchs(changes: dict[str, Any]) -> None:

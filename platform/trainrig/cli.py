@@ -16,6 +16,7 @@ import typer
 
 from trainrig import command_line, config, job, storage
 from trainrig.attribution import attribution_verbs
+from trainrig.attribution.forgetting.forget_verbs import forget
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -308,6 +309,13 @@ command_line.command(
 command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(
     attribution_verbs.lineage
 )
+command_line.command(
+    app,
+    command_line.MODELS,
+    "trainrig forget quickstart/model --urls pages.txt --plan",
+    "trainrig forget quickstart/model --urls pages.txt --out quickstart/forgotten",
+    "trainrig forget quickstart/forgotten --check",
+)(forget)
 
 
 @command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")

@@ -88,31 +88,75 @@ def test_recomputed_activations_are_not_kept() -> None:
     assert kept[0] > kept[1] > kept[2] > kept[3] > 0
 
 
+def compare_kept(changes: dict[str, Any]) -> tuple[float, float]:
+    """Return the estimated and the real bytes per token that a changed `MODEL` keeps."""
+    config = DecoderConfig.model_validate(MODEL.model_dump() | changes)
+    model = Decoder(config)
+    kept = {}
+    initialise(model, 0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = tensor, storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(1, 64, dtype=torch.int64))
+    estimated, _ = estimate_per_token(config, Training(steps=1))
+    return estimated, sum(size for _, size in kept.values()) / 64
+
+
 @pytest.mark.parametrize("heads", [{}, {"kv_heads": 2, "head_channels": 48}])
 def test_a_gates_estimate_equals_autograds_memory(heads: dict[str, int]) -> None:
-    def both(kind: str) -> tuple[float, float]:
-        config = DecoderConfig.model_validate(
-            MODEL.model_dump() | heads | {"attention": {"kind": kind}}
-        )
-        model = Decoder(config)
-        kept = {}
-        initialise(model, 0)
-        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = tensor, storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(torch.zeros(1, 64, dtype=torch.int64))
-        estimated, _ = estimate_per_token(config, Training(steps=1))
-        return estimated, sum(size for _, size in kept.values()) / 64
-
-    (plain, plain_kept) = both("Attention")
-    (gated, gated_kept) = both("GatedAttention")
+    (plain, plain_kept) = compare_kept(heads)
+    (gated, gated_kept) = compare_kept(heads | {"attention": {"kind": "GatedAttention"}})
     assert gated - plain == gated_kept - plain_kept > 0
+
+
+EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2, "shared_experts": 1}
+LATENT = {
+    "kind": "LatentAttention", "latent_channels": 24, "rotated_channels": 8, "value_channels": 12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"feedforward": {"kind": "ClampedSwiGLU"}}),
+        ({}, {"feedforward": {"kind": "GEGLU"}}),
+        ({"feedforward": EXPERTS}, {"feedforward": EXPERTS | {"shared_gate": True}}),
+        ({"feedforward": EXPERTS}, {"feedforward": EXPERTS, "biases": {"feedforward": True}}),
+        (
+            {"feedforward": EXPERTS},
+            {"feedforward": EXPERTS | {"network": {"kind": "ClampedSwiGLU"}}},
+        ),
+        (
+            {"feedforward": EXPERTS},
+            {
+                "feedforward": EXPERTS
+                | {"router_bias": True, "groups": {"count": 2, "active": 1, "best": 1}}
+            },
+        ),
+    ],
+)
+def test_a_parts_estimate_equals_autograds_memory(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    (plain, plain_kept) = compare_kept(before)
+    (changed, changed_kept) = compare_kept(after)
+    assert changed - plain == changed_kept - plain_kept
+
+
+@pytest.mark.parametrize("own", [{}, {"query_channels": 40}, {"value_channels": 16}])
+def test_latent_attentions_estimate_is_near_autograds_memory(own: dict[str, int]) -> None:
+    """The difference is in the rotary tables, and in one number for each norm and token."""
+    (plain, plain_kept) = compare_kept({})
+    (latent, latent_kept) = compare_kept({"attention": LATENT | own})
+    tables = 2 * 4 * (MODEL.shape.head_channels - 8)
+    scales = 4 * (2 if "query_channels" in own else 1) * MODEL.layers
+    assert latent - plain == latent_kept - plain_kept + tables - scales
 
 
 def test_memory_falls_with_each_stage() -> None:

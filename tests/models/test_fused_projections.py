@@ -8,6 +8,7 @@ from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
     Biases,
     GatedAttention,
+    LatentAttention,
 )
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import (
@@ -35,6 +36,10 @@ VARIANTS = {
     "norm of heads": {"kv_heads": 2, "attention": AttentionSettings(qk_norm="head")},
     "norm of projections": {"kv_heads": 2, "attention": AttentionSettings(qk_norm="projection")},
     "gated attention": {"kv_heads": 2, "attention": GatedAttention()},
+    "latent attention": {
+        "attention": LatentAttention(latent_channels=12, rotated_channels=4, value_channels=6),
+        "biases": Biases(qkv=True),
+    },
     "GEGLU, parallel": {"feedforward": GEGLU(), "block": ParallelBlock()},
     "not gated, learnt positions": {
         "feedforward": GELU(),

@@ -175,6 +175,19 @@ CONFIGS = {
     "score": DecoderConfig(**SIZES).with_score_head(),
     "gated": DecoderConfig(**SIZES, attention={"kind": "GatedAttention"}),
     "mixture": DecoderConfig(**SIZES, feedforward=EXPERTS | {"shared_experts": 1}),
+    "shared gate": DecoderConfig(
+        **SIZES, feedforward=EXPERTS | {"shared_experts": 1, "shared_gate": True}
+    ),
+    "latent": DecoderConfig(
+        **SIZES,
+        attention={
+            "kind": "LatentAttention",
+            "latent_channels": 12,
+            "query_channels": 20,
+            "rotated_channels": 4,
+            "value_channels": 6,
+        },
+    ),
     "encoder": EncoderConfig(**SIZES).with_head("classes", ("a", "b")),
 }
 

@@ -7,7 +7,12 @@ import torch
 from trainrig.config import build as build_settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.architecture.layer_settings import GELU, MixtureOfExperts
+from trainrig.models.architecture.layer_settings import (
+    GELU,
+    ClampedSwiGLU,
+    ExpertGroups,
+    MixtureOfExperts,
+)
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.layer_parts import activate
 from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped
@@ -30,23 +35,49 @@ def compute_by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tenso
     rows = []
     for token in x:
         logits = network.router.weight @ token
+        if network.router.bias is not None:
+            logits = logits + network.router.bias
         scores = logits.sigmoid() if settings.scores == "sigmoid" else logits.softmax(0)
-        chosen = scores.topk(settings.active).indices
+        chosen = sorted(_list_allowed(scores, settings.groups), key=lambda e: -scores[e].item())
+        chosen = chosen[: settings.active]
         total = scores[chosen].sum() if settings.normalise else 1.0
         row = torch.zeros_like(token) if network.shared is None else network.shared(token)
+        if network.shared_gate is not None:
+            row = row * torch.sigmoid(network.shared_gate.weight[0] @ token)
         for expert in chosen:
-            between = activate(network.experts.network, _first(network, expert) @ token)
-            if network.experts.gate is not None:
-                between = between * (network.experts.up[expert] @ token)
-            given = network.experts.down[expert] @ between
+            given = _pass_expert(network.experts, expert, token)
             row = row + given * scores[expert] / total * settings.scale
         rows.append(row)
     return torch.stack(rows)
 
 
-def _first(network, expert):
-    gate = network.experts.gate
-    return network.experts.up[expert] if gate is None else gate[expert]
+def _list_allowed(scores, groups):
+    """Return the experts of the groups whose best experts have the highest scores in all."""
+    if groups is None:
+        return list(range(len(scores)))
+    size = len(scores) // groups.count
+    members = [list(range(first, first + size)) for first in range(0, len(scores), size)]
+    worth = [sum(sorted(scores[group].tolist())[-groups.best :]) for group in members]
+    best = sorted(range(groups.count), key=lambda group: -worth[group])[: groups.active]
+    return [expert for group in best for expert in members[group]]
+
+
+def _pass_expert(experts, expert, token):
+    def project(name, x):
+        y = getattr(experts, name)[expert] @ x
+        bias = getattr(experts, f"{name}_bias")
+        return y if bias is None else y + bias[expert]
+
+    up = project("up", token)
+    network = experts.network
+    if experts.gate is None:
+        return project("down", activate(network, up))
+    gate = project("gate", token)
+    if isinstance(network, ClampedSwiGLU):
+        gate = gate.minimum(torch.tensor(network.limit))
+        up = up.minimum(torch.tensor(network.limit)).maximum(torch.tensor(-network.limit))
+        return project("down", gate / (1 + torch.exp(-network.alpha * gate)) * (1 + up))
+    return project("down", activate(network, gate) * up)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +87,23 @@ def _first(network, expert):
         {"scores": "sigmoid", "scale": 2.5, "shared_experts": 2},
         {"normalise": False, "active": 1, "network": GELU()},
         {"experts": 7, "active": 7},
+        {"experts": 6, "active": 3, "groups": ExpertGroups(count=3, active=2)},
+        {"experts": 6, "groups": ExpertGroups(count=3, active=1, best=1), "normalise": False},
+        {"shared_experts": 1, "shared_gate": True},
+        {"network": ClampedSwiGLU(alpha=1.3, limit=0.2), "router_bias": True, "biased": True},
+        {"network": GELU(), "biased": True, "shared_experts": 1},
     ],
 )
 def test_experts_equal_a_loop_over_tokens(build, changes):
-    network = find_network(build(feedforward=MIXTURE.model_copy(update=changes)))
+    changes = dict(changes)
+    biases = {"feedforward": changes.pop("biased", False)}
+    mixture = MIXTURE.model_copy(update=changes)
+    network = find_network(build(feedforward=mixture, biases=biases))
+    with torch.no_grad():  # biases begin at 0, which would hide mistakes
+        for number, (name, parameter) in enumerate(network.named_parameters()):
+            if name.endswith("bias"):
+                noise = torch.Generator().manual_seed(number)
+                parameter.copy_(torch.randn(parameter.shape, generator=noise))
     x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found, _ = network(x)
     expected = compute_by_loops(network, x.flatten(0, 1)).view_as(x)
@@ -308,7 +352,14 @@ def test_parameters_are_counted_in_all_and_by_token(build):
             {"feedforward": {"dense_layers": 2}},
             "dense_layers (2) leaves no experts in the 2 layers",
         ),
-        ({"feedforward": {}, "biases": {"feedforward": True}}, "experts have no biases"),
+        ({"feedforward": {"shared_gate": True}}, "shared_gate needs shared experts"),
+        ({"feedforward": {"groups": {"count": 3, "active": 1}}}, "must divide experts (4) evenly"),
+        ({"feedforward": {"groups": {"count": 4, "active": 1}}}, "at least active (2) experts"),
+        ({"feedforward": {"groups": {"count": 2, "active": 3}}}, "at most groups.count (2)"),
+        (
+            {"feedforward": {"groups": {"count": 4, "active": 2, "best": 2}}},
+            "groups.best (2) exceeds the 1 experts of a group",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

@@ -9,6 +9,7 @@ from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
     Biases,
     GatedAttention,
+    LatentAttention,
     SlidingWindow,
 )
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
@@ -16,6 +17,8 @@ from trainrig.models.architecture.layer_settings import (
     GEGLU,
     GELU,
     Alibi,
+    ClampedSwiGLU,
+    ExpertGroups,
     LayerNorm,
     LearnedPositions,
     Llama3Scaling,
@@ -69,6 +72,50 @@ VARIANTS = {
         "feedforward": MixtureOfExperts(
             experts=4, active=2, expert_channels=20, shared_experts=1, balance_bias=True
         )
+    },
+    "gpt-oss": {
+        "attention": AttentionSettings(
+            sinks=True, window=SlidingWindow(size=5, pattern=("local", "global"))
+        ),
+        "feedforward": MixtureOfExperts(
+            experts=4, active=2, network=ClampedSwiGLU(limit=0.5), router_bias=True
+        ),
+        "biases": Biases(qkv=True, output=True, feedforward=True),
+    },
+    "clamped, without experts": {"feedforward": ClampedSwiGLU(limit=0.5)},
+    "Qwen 2 with experts": {
+        "feedforward": MixtureOfExperts(experts=4, active=2, shared_experts=2, shared_gate=True)
+    },
+    "latent attention": {
+        "kv_heads": None,
+        "attention": LatentAttention(latent_channels=12, rotated_channels=4, value_channels=6),
+    },
+    "DeepSeek V3": {
+        "kv_heads": None,
+        "attention": LatentAttention(
+            latent_channels=12, query_channels=20, rotated_channels=4, value_channels=8
+        ),
+        "feedforward": MixtureOfExperts(
+            experts=6,
+            active=3,
+            scores="sigmoid",
+            shared_experts=1,
+            balance_bias=True,
+            groups=ExpertGroups(count=3, active=2),
+            dense_layers=1,
+        ),
+    },
+    "latent attention, windows, caps, no rotation": {
+        "kv_heads": None,
+        "attention": LatentAttention(
+            latent_channels=12,
+            rotated_channels=4,
+            value_channels=6,
+            sinks=True,
+            logit_cap=5.0,
+            window=SlidingWindow(size=5, pattern=("local", "global"), rope=Rope(theta=100.0)),
+        ),
+        "position_embedding": Rope(pattern=("rotated", "unrotated")),
     },
     "windows": {
         "attention": AttentionSettings(
@@ -127,6 +174,11 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
     assert (after - whole).abs().max() <= 1e-5 * max(1, whole.abs().max())
 
 
+LATENT = {
+    "kind": "LatentAttention", "latent_channels": 12, "rotated_channels": 4, "value_channels": 6,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -159,6 +211,11 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         ({"initialisation": {"kind": "SmallInit"}, "initial_std": 0.3}, "leave one of the two out"),
         ({"position_embedding": {"kind": "Rope", "rotated_share": 0.4}}, "rotated channels of 8"),
         ({"position_embedding": {"kind": "Ropes"}}, "did you mean 'Rope'"),
+        ({"attention": LATENT, "kv_heads": 2}, "leave kv_heads out"),
+        ({"attention": LATENT | {"qk_norm": "head"}}, "does not exist in latent attention"),
+        ({"attention": LATENT | {"rotated_channels": 8}}, "below the 8 channels of a head"),
+        ({"attention": LATENT | {"rotated_channels": 3}}, "set attention.rotated_channels to an"),
+        ({"attention": LATENT | {"value_channels": 9}}, "at most the 8 channels of a head"),
     ],
 )
 def test_invalid_settings_are_refused_with_a_suggestion(settings, message):

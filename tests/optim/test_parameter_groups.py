@@ -16,6 +16,7 @@ from trainrig.optim.parameter_groups import decays, group_by_decay
         ("layers.0.attention.query_norm.weight", (2, 4), False),
         ("layers.0.attention.query.bias", (4,), False),
         ("layers.0.experts.bias", (3, 4), False),
+        ("layers.0.feedforward.experts.gate_bias", (3, 4), False),
         ("temperature", (), False),
     ],
 )

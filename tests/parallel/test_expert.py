@@ -13,6 +13,15 @@ KINDS = {
     "tight": PLAIN | {"capacity": 0.1},
     "plain network": PLAIN | {"network": {"kind": "GELU"}},
     "bias": PLAIN | {"balance_bias": True},
+    "gpt-oss": PLAIN
+    | {
+        "biased": True,
+        "router_bias": True,
+        "network": {"kind": "ClampedSwiGLU", "limit": 0.5},
+        "shared_experts": 1,
+        "shared_gate": True,
+    },
+    "groups": PLAIN | {"groups": {"count": 2, "active": 1}},
 }
 
 

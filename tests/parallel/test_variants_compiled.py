@@ -5,10 +5,17 @@ import torch
 
 from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
+    Biases,
     GatedAttention,
+    LatentAttention,
     SlidingWindow,
 )
-from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
+from trainrig.models.architecture.layer_settings import (
+    Alibi,
+    ClampedSwiGLU,
+    ExpertGroups,
+    MixtureOfExperts,
+)
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.layer_compilation import Compile, compile_layers
 from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
@@ -20,6 +27,22 @@ VARIANTS = {
             sinks=True, logit_cap=5.0, window=SlidingWindow(size=5, pattern=("local", "global"))
         )
     },
+    "latent attention, gpt-oss experts": {
+        "kv_heads": 4,
+        "attention": LatentAttention(
+            latent_channels=12, query_channels=20, rotated_channels=4, value_channels=6
+        ),
+        "feedforward": MixtureOfExperts(
+            experts=4,
+            active=2,
+            network=ClampedSwiGLU(limit=0.5),
+            router_bias=True,
+            shared_experts=1,
+            shared_gate=True,
+            groups=ExpertGroups(count=2, active=1),
+        ),
+        "biases": Biases(feedforward=True),
+    },
     "ALiBi, gated": {"position_embedding": Alibi(), "attention": GatedAttention()},
 }
 IDS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
@@ -27,7 +50,7 @@ IDS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
 
 def compute_gradients(changes, again=None, compiled=None, dtype=torch.float32):
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "vocabulary": 64}
-    model = Decoder(DecoderConfig(**sizes, positions=24, initial_std=0.2, **changes))
+    model = Decoder(DecoderConfig(**sizes | {"positions": 24, "initial_std": 0.2} | changes))
     initialise(model, 0)
     model.to(dtype)
     recompute(model.layers, choose_kept(len(model.layers), again))

@@ -176,7 +176,22 @@ GLM = {
 }
 
 
-@pytest.mark.parametrize("family", [GPT2, NEOX, GLM], ids=["gpt2", "gpt_neox", "glm4"])
+DEEPSEEK = {
+    "attention": {
+        "kind": "LatentAttention", "latent_channels": 12, "query_channels": 20,
+        "rotated_channels": 4, "value_channels": 6,
+    },
+    "feedforward": {
+        "kind": "MixtureOfExperts", "experts": 4, "active": 2, "shared_experts": 1,
+        "scores": "sigmoid", "balance_bias": True, "dense_layers": 1,
+    },
+    "tie_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family", [GPT2, NEOX, GLM, DEEPSEEK], ids=["gpt2", "gpt_neox", "glm4", "deepseek_v3"]
+)
 @pytest.mark.parametrize(
     "lora",
     [
@@ -192,12 +207,14 @@ def test_adapters_of_matrices_that_are_stored_differently_go_to_peft_and_back(
     """Compare matrices with inputs first, several in one, and rows in another order.
 
     GPT-2 has one matrix for queries, keys and values, GPT-NeoX one whose rows are ordered by head,
-    and GLM rotates neighbouring rows.
+    and GLM rotates neighbouring rows. DeepSeek V3 has one for the keys and values of each head.
     """
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
     config = DecoderConfig.model_validate({**sizes, **family})
+    if family is DEEPSEEK:
+        lora = lora.model_copy(update={"targets": (lora.targets[0],)})
     model = Decoder(config)
     initialise(model, seed=1)
     base = str(tmp_path / "base")
@@ -254,3 +271,19 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     again = checkpoint.open_model(str(tmp_path / "back")).weights
     assert back["parameters"] > 0
     assert all(torch.equal(again[n], value) for n, value in built.state_dict().items())
+
+
+def test_an_adapter_beside_experts_is_merged_and_not_exported_alone(
+    encoder, write_trained, tmp_path
+):
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
+    config = DecoderConfig.model_validate({**sizes, **DEEPSEEK})
+    model = Decoder(config)
+    initialise(model, seed=1)
+    base = str(tmp_path / "base")
+    checkpoint.write_model(base, config, encoder.text, model.state_dict())
+    ours = write_trained(base, LoRA(rank=2, targets=("feedforward.shared.*",)))
+    with pytest.raises(DataError, match=r"beside experts.*export without --adapter"):
+        export_adapter(ours, str(tmp_path / "peft"))
+    export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
+    assert not (tmp_path / "peft").exists()

@@ -146,6 +146,91 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
     "phi": ("Phi", {}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6,
+            "swiglu_limit": 1.5, "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "gpt_oss-plain": (
+        "GptOss",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7,
+            "attention_bias": False, "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+            "v_head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 6, "n_group": 1,
+            "topk_group": 1, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+            "n_shared_experts": 2, "attention_bias": True, "rms_norm_eps": 1e-5,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 6, "n_group": 3,
+            "topk_group": 2, "topk_method": "group_limited_greedy", "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek_v2-lite": (
+        "DeepseekV2",
+        {
+            "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "rope_parameters": {**YARN, "mscale": 0.7},
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "qwen2_moe-window": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [0],
+            "use_sliding_window": True, "sliding_window": 6, "qkv_bias": False,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 12, "moe_intermediate_size": 24, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 1.3,
+            "use_qk_norm": True, "attention_bias": True, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm4_moe-plain": (
+        "Glm4Moe",
+        {
+            "moe_intermediate_size": 24, "n_routed_experts": 5, "num_experts_per_tok": 2,
+            "norm_topk_prob": False, "n_shared_experts": 2, "tie_word_embeddings": True,
+        },
+    ),
     "ernie4_5": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
     "ernie4_5-wide": ("Ernie4_5", {"head_dim": 12, "rope_parameters": LLAMA_3_1}),
 }  # fmt: skip
@@ -156,6 +241,8 @@ WITHOUT: dict[str, tuple[str, ...]] = {
     "Phi3": ("head_dim",),
     "Olmoe": ("head_dim",),
     "Cohere2": ("head_dim",),
+    "DeepseekV2": ("head_dim", "num_key_value_heads"),
+    "DeepseekV3": ("head_dim",),
 }
 ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
@@ -178,9 +265,9 @@ def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> A
     torch.manual_seed(7)
     model = getattr(transformers, ARCHITECTURES.get(kind, f"{kind}ForCausalLM"))(config).eval()
     with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, tensor in model.state_dict().items():
+            if tensor.dim() == 1 or name.endswith("bias"):
+                tensor.add_(torch.randn_like(tensor) * 0.1)
     model.save_pretrained(folder)
     config_json = json.loads((folder / "config.json").read_text())
     assert config_json["architectures"]

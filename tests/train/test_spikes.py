@@ -1,5 +1,6 @@
 """Outliers, spikes, and the rollback of a run with a spike."""
 
+import dataclasses
 import json
 import math
 import random
@@ -11,7 +12,7 @@ from support.compare_runs import read_step_losses
 
 from trainrig import storage
 from trainrig.errors import Diverged
-from trainrig.train.checkpoint import find_newest_valid, open_model
+from trainrig.train.checkpoint import find_newest_valid, list_committed, open_model
 from trainrig.train.loss_table import Loss
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
@@ -279,6 +280,19 @@ def test_without_an_old_checkpoint_the_run_skips_only_the_outliers(ranks, make_j
     (spike,) = find_event(job, "spike")
     assert spike["back_to"] is None and "no checkpoint" in spike["what"]
     assert read_result(job)[1]["skipped"] == [[26, 29]]
+
+
+@pytest.mark.slow
+def test_a_branch_goes_back_to_the_checkpoint_that_it_started_from(
+    by_hand, ranks, make_job, tmp_path
+):
+    folder = RunFolder(by_hand.folder)
+    start = next(path for path, step, _ in list_committed(folder, folder.checkpoints) if step == 20)
+    job = build_job(make_job, tmp_path, checkpoints={"every": 5, "keep": 100})
+    job = dataclasses.replace(job, branch_from=start)
+    assert run_attempts(1, job, ranks, poison=poison(26, 27, 28, 29)) == 2
+    assert find_event(job, "spike")[0]["back_to"] == 0
+    assert read_result(job) == read_result(by_hand)
 
 
 @pytest.mark.slow

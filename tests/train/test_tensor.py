@@ -358,6 +358,15 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         assert named == [*below[-1:], above[0]]
 
 
+LATENT = {
+    "kind": "LatentAttention", "latent_channels": 12, "rotated_channels": 2, "value_channels": 4,
+}  # fmt: skip
+GATED_SHARED = {
+    "kind": "MixtureOfExperts", "experts": 4, "active": 1, "shared_experts": 1,
+    "shared_gate": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -383,6 +392,20 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         ),
         ({"model": {"position_embedding": {"kind": "Alibi"}}}, "ALiBi"),
         ({"model": {"attention": {"qk_norm": "projection"}}}, "norm over all heads"),
+        (
+            {"model": {"kv_heads": 6, "attention": LATENT}},
+            'latent attention cannot be shared; .*kind = "Attention"',
+        ),
+        ({"model": {"feedforward": GATED_SHARED}}, "gate of shared experts cannot be shared"),
+        (
+            {
+                "model": {
+                    "feedforward": GATED_SHARED | {"shared_gate": False},
+                    "biases": {"feedforward": True},
+                }
+            },
+            "biases of experts cannot be shared",
+        ),
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM cannot be computed"),
         ({"training": {"compile": {}}}, "cannot be compiled"),
         ({"training": {"precision": {"compute": "float8"}}}, "float8 scales whole matrices"),

@@ -7,10 +7,14 @@ import pytest
 
 from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
+    Biases,
     GatedAttention,
+    LatentAttention,
     SlidingWindow,
 )
 from trainrig.models.architecture.layer_settings import (
+    ClampedSwiGLU,
+    ExpertGroups,
     LayerNorm,
     LearnedPositions,
     MixtureOfExperts,
@@ -42,6 +46,37 @@ VARIANTS = {
     "SmolLM 3 and Command R7B": {
         "attention": AttentionSettings(window=SlidingWindow(size=7, pattern=("local", "global"))),
         "position_embedding": Rope(pattern=("rotated", "unrotated")),
+    },
+    "DeepSeek V3, experts": {
+        "attention": LatentAttention(
+            latent_channels=12, query_channels=20, rotated_channels=4, value_channels=6
+        ),
+        "kv_heads": None,
+        "feedforward": MixtureOfExperts(
+            experts=4,
+            active=2,
+            expert_channels=24,
+            scores="sigmoid",
+            shared_experts=1,
+            balance_bias=True,
+            groups=ExpertGroups(count=2, active=1),
+        ),
+    },
+    "gpt-oss, shared gate, experts": {
+        "attention": AttentionSettings(
+            sinks=True, window=SlidingWindow(size=7, pattern=("local", "global"))
+        ),
+        "feedforward": MixtureOfExperts(
+            experts=4,
+            active=2,
+            expert_channels=24,
+            network=ClampedSwiGLU(limit=0.5),
+            router_bias=True,
+            shared_experts=1,
+            shared_gate=True,
+            balance_bias=True,
+        ),
+        "biases": Biases(qkv=True, output=True, feedforward=True),
     },
 }
 

@@ -49,8 +49,12 @@ class LearningRun:
 
     def find_steps(self, index: CorpusIndex, found: Sequence[Occurrence]) -> list[LearnedSteps]:
         """Return the updates that had a token of each of `found` as a target, in the same order."""
-        own = {n: o for n, o in enumerate(found) if o.token_set == self.token_set}
         batches = self.traced.batches
+        own = {
+            n: o
+            for n, o in enumerate(found)
+            if o.token_set == self.token_set and (o.source, o.number) not in batches.masked
+        }
         if self._reads_plain_rows():
             steps = find_plain_steps(batches, index, own, self.updates)
         else:
@@ -84,7 +88,7 @@ def open_family(path: str, index: CorpusIndex) -> list[LearningRun]:
         fingerprint = traced.batches.shards.fingerprint
         sets = [described.fingerprint for described in index.sets]
         if fingerprint in sets:
-            updates = _list_updates(traced, last)
+            updates = list_updates(traced, last)
             learning.append(LearningRun(folder, traced, sets.index(fingerprint), updates))
         else:
             untraced.append(f"{folder} learned from {find_shards(traced.settings)}")
@@ -136,7 +140,7 @@ def _find_parent(folder: str, parent: str) -> str:
     return storage.join(folder.rpartition("/")[0], parent.rstrip("/").rpartition("/")[2])
 
 
-def _list_updates(traced: TracedRun, last: int) -> dict[int, int]:
+def list_updates(traced: TracedRun, last: int) -> dict[int, int]:
     """Return the update of each batch that was trained on, up to update `last`."""
     found = {}
     logged = metrics.read_series(traced.folder) if traced.folder else ()

@@ -184,7 +184,8 @@ class Attention(nn.Module):
             None if shape.sinks is None else nn.Parameter(torch.zeros(shape.sinks.channels))
         )
         for name, part in shape.added.items():
-            self._add(name, part, norm)
+            if part is not None:
+                self._add(name, part, norm)
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
         """Return the attention output [B, T, C] of `x_BTC`.
@@ -194,21 +195,30 @@ class Attention(nn.Module):
         # Where ranks divide the rows, one may have none, and not all kernels accept an empty batch.
         if x_BTC.shape[0] == 0:
             return x_BTC
-        query_BTE, key_BTE, value_BTE = self.multiply(x_BTC, (self.query, self.key, self.value))
-        query_BHTD = self._split_heads(query_BTE, self.query_norm)
-        key_BKSD = self._split_heads(key_BTE, self.key_norm)
-        if self.rotated and sight.rotation is not None:
-            query_BHTD = sight.rotation(query_BHTD)
-            key_BKSD = sight.rotation(key_BKSD)
-        value_BKSD = self._split_heads(value_BTE, None)
-        # The unrotated tensors are not needed again, so their memory is freed.
-        del query_BTE, key_BTE, value_BTE
+        rotation = sight.rotation if self.rotated else None
+        query_BHTD, key_BKSD, value_BKSD = self.compute_heads(x_BTC, rotation)
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
         see = functools.partial(self.attend, sight=sight)
         seen_BHTD = self.settings.attend(self, x_BTC, query_BHTD, key_BKSD, value_BKSD, see)
-        mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
+        mixed_BTC: Tensor = self.output(self.join_heads(seen_BHTD))
         return mixed_BTC
+
+    def compute_heads(
+        self, x_BTC: Tensor, rotation: layer_parts.Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries [B, H, T, D] and the keys and values [B, K, T, D] of `x_BTC`."""
+        query_BTE, key_BTE, value_BTE = self.multiply(x_BTC, (self.query, self.key, self.value))
+        query_BHTD = self._split_heads(query_BTE, self.query_norm)
+        key_BKTD = self._split_heads(key_BTE, self.key_norm)
+        if rotation is not None:
+            query_BHTD = rotation(query_BHTD)
+            key_BKTD = rotation(key_BKTD)
+        return query_BHTD, key_BKTD, self._split_heads(value_BTE, None)
+
+    def join_heads(self, seen_BHTD: Tensor) -> Tensor:
+        """Return what the output projection reads, [B, T, E], from the output of each head."""
+        return seen_BHTD.transpose(1, 2).flatten(2)
 
     def attend(
         self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight

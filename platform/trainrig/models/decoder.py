@@ -35,6 +35,7 @@ from trainrig.models.kernels.kernel_choice import (
 )
 from trainrig.models.kernels.kernel_support import read_card
 from trainrig.models.kernels.prepared_rows import PreparedRows, prepare_rows
+from trainrig.models.latent_attention import build_attention
 from trainrig.models.layer_parts import DenseFeedForward, Embedding, Norm, Rotation
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward, find_text
 from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
@@ -56,7 +57,7 @@ class Layer(nn.Module):
             return None if of is None else Norm(of, config.norm)
 
         self.attention_norm = norm(shape.attention_norm)
-        self.attention = attention.Attention(
+        self.attention = build_attention(
             shape.attention,
             config.shape.head_channels,
             config.norm,
@@ -405,7 +406,7 @@ class Decoder(nn.Module):
         over devices.
         """
         new = positions.shape[-1]
-        width = self.shape.head_channels
+        width = self.config.rotary_channels
         causal = not self.config.bidirectional
         mask_B1TS = added_B1TS = kernel = None
         if dtype is not None:

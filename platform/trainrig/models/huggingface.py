@@ -8,7 +8,6 @@ vLLM, llama.cpp and Transformers 4 read that.
 
 import base64
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from trainrig.models.families import (
     strip_config,
 )
 from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
+from trainrig.models.families.mxfp4 import unpack_tensors
 from trainrig.models.families.tensors import (
     add_prefix,
     check_names,
@@ -49,6 +49,8 @@ REPEATING = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jso
 SENTENCEPIECE = "tokenizer.model"  # a binary file, kept in memory as base64
 BASE64 = "base64:"
 CARD = "README.md"
+# Keys of config.json that an export drops: it is not quantised, and has no files of custom code.
+LEFT_BEHIND = {"quantization_config", "auto_map"}
 ONE_SCORE = ("score",)  # Transformers counts outputs by their labels
 # The Hub's task and trainrig's description for each head that does not predict tokens.
 TASKS = {
@@ -106,7 +108,9 @@ def open_folder(folder: str) -> HubModel:
     family, config = read_config(given, storage.join(folder, special_tokens.MODEL_CONFIG))
     shapes = list_tensor_shapes(config)
     names = list_tensors(family, config, shapes)
-    stored = add_prefix(safetensors_files.open_tensors(folder), family, names)
+    found = safetensors_files.open_tensors(folder)
+    quantised = given.get("quantization_config") is not None
+    stored = add_prefix(unpack_tensors(found) if quantised else found, family, names)
     check_names(folder, family, names, stored, shapes)
     tensors = {}
     for entry in names:
@@ -114,6 +118,10 @@ def open_folder(folder: str) -> HubModel:
             read = partial(read_ours, entry, part, shapes, stored)
             tensors[ours] = safetensors_files.PlannedTensor(shapes[ours], read)
     files = _read_files(folder)
+    if LEFT_BEHIND & given.keys():
+        plain = {key: value for key, value in given.items() if key not in LEFT_BEHIND}
+        beside = {**files.beside, special_tokens.MODEL_CONFIG: _to_json(plain)}
+        files = replace(files, beside=beside)
     _check_tokenizer(files, config)
     return HubModel(config, files, tensors)
 
@@ -182,7 +190,11 @@ def write_folder(
     _check_tokenizer(files, config)
     shapes = list_tensor_shapes(config)
     planned = {
-        name: safetensors_files.PlannedTensor(size, partial(read_theirs, entry, name, shapes, read))
+        name: safetensors_files.PlannedTensor(
+            size,
+            partial(read_theirs, entry, name, shapes, read),
+            torch.float32 if entry.in_float32 else None,
+        )
         for entry in list_tensors(family, config, shapes)
         for name, size in list_their_shapes(entry, shapes).items()
     }
@@ -194,7 +206,7 @@ def write_folder(
     described = _write_config(family, config, files, special, dtype)
     if keep and _is_written(out, {**texts, special_tokens.MODEL_CONFIG: described}, planned, dtype):
         return family
-    sizes = {name: math.prod(t.shape) * DTYPES[dtype].itemsize for name, t in planned.items()}
+    sizes = {name: tensor.count_bytes(DTYPES[dtype]) for name, tensor in planned.items()}
     _refuse_another_folder(
         out, safetensors_files.split_into_files(sizes, settings.file_bytes), texts
     )
@@ -227,7 +239,7 @@ def _is_written(
     if stored.keys() != planned.keys():
         return False
     return all(
-        torch.equal(stored[name].read(), tensor.read().to(DTYPES[dtype]))
+        torch.equal(stored[name].read(), tensor.read().to(tensor.dtype or DTYPES[dtype]))
         for name, tensor in planned.items()
     )
 

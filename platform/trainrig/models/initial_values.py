@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.initialisation import find_role
+from trainrig.models.architecture.initialisation import find_role, is_bias
 from trainrig.models.architecture.layer_settings import RMSNorm
 from trainrig.randomness import RandomKey, draw_normals
 
@@ -39,7 +39,7 @@ def fill_fresh(
     `part` is the slice of the parameter `name`, of shape `size`, that begins at the indices
     `first`.
     """
-    if len(size) == 1:
+    if len(size) == 1 or is_bias(name):
         part.fill_(_find_constant(name, config))
         return
     key = RandomKey(seed, "fresh weights", name)
@@ -74,7 +74,7 @@ def _find_constant(name: str, config: DecoderConfig) -> float:
     Gains of norms begin at 1. Biases, sinks, and gains that are stored minus 1 begin at 0.
     """
     offset = isinstance(config.norm, RMSNorm) and config.norm.unit_offset
-    zero = name.endswith((".bias", ".sinks", ".balance_bias", "head_bias")) or offset
+    zero = is_bias(name) or name.endswith(".sinks") or offset
     return 0.0 if zero else 1.0
 
 

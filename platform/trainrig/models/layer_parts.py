@@ -125,7 +125,7 @@ class DenseFeedForward(nn.Module):
             del up_F
         else:
             gate_F, up_F = self.multiply(x_C, (self.gate, self.up))
-            between_F = activate(self.network, gate_F) * up_F
+            between_F = apply_gate(self.network, gate_F, up_F)
             del gate_F, up_F
         # The inputs of the activation are freed early: without a backward pass nothing else needs
         # them.
@@ -135,11 +135,21 @@ class DenseFeedForward(nn.Module):
 
 def activate(network: layer_settings.Network, x_F: Tensor) -> Tensor:
     """Return `x_F` [..., F] through the activation of `network`, without the product of a gate."""
+    if isinstance(network, layer_settings.ClampedSwiGLU):
+        x_F = x_F.clamp(max=network.limit)
+        return x_F * (network.alpha * x_F).sigmoid()
     if isinstance(network, layer_settings.SwiGLU):
         return F.silu(x_F)
     if isinstance(network, layer_settings.GEGLU | layer_settings.GELU):
         return F.gelu(x_F, approximate="tanh" if network.tanh else "none")
     return F.relu(x_F)
+
+
+def apply_gate(network: layer_settings.Network, gate_F: Tensor, up_F: Tensor) -> Tensor:
+    """Return `up_F` [..., F] times the activation of `gate_F`, as the gated `network` does."""
+    if isinstance(network, layer_settings.ClampedSwiGLU):
+        up_F = up_F.clamp(-network.limit, network.limit) + 1
+    return activate(network, gate_F) * up_F
 
 
 def build_projection(shape: ProjectionShape) -> nn.Linear:

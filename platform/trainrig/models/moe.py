@@ -6,7 +6,7 @@ an order that the device chooses. Padding is sent to no expert, and is left out 
 counts and averages.
 
 Shapes: N tokens of a micro-batch, C channels, E experts, A active experts of a token, M = N A pairs
-of token and expert, F channels of the hidden layer, O outputs of a product.
+of token and expert, F channels of the hidden layer, O outputs of a product, G groups of e experts.
 """
 
 import math
@@ -17,9 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, library, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from trainrig.models.architecture.layer_settings import MixtureOfExperts, Network
-from trainrig.models.architecture.shapes import ExpertsShape, MixtureShape, StackShape
-from trainrig.models.layer_parts import DenseFeedForward, activate, build_projection
+from trainrig.models.architecture.layer_settings import (
+    ExpertGroups,
+    MixtureOfExperts,
+    Network,
+)
+from trainrig.models.architecture.shapes import (
+    ExpertsShape,
+    MixtureShape,
+    StackedVectorShape,
+    StackShape,
+)
+from trainrig.models.layer_parts import (
+    DenseFeedForward,
+    activate,
+    apply_gate,
+    build_projection,
+)
 
 # Terms that a router adds to the loss, in the order of the vector that a layer returns.
 ROUTER_TERMS = ("expert_balance", "router_z", "balance_bias")
@@ -37,10 +51,24 @@ def find_text(asked_BT: Tensor) -> Tensor:
     return asked_BT.flip(1).cumsum(1).flip(1) > 0
 
 
+class ExpertTensors(NamedTuple):
+    """Matrices and biases of all experts of a layer, or of some, stacked by expert."""
+
+    gate_EFC: Tensor | None
+    up_EFC: Tensor
+    down_ECF: Tensor
+    gate_bias_EF: Tensor | None
+    up_bias_EF: Tensor | None
+    down_bias_EC: Tensor | None
+
+
 class Experts(nn.Module):
-    """The expert networks of one layer, with stacked matrices."""
+    """The expert networks of one layer, with stacked matrices and perhaps stacked biases."""
 
     gate: nn.Parameter | None
+    gate_bias: nn.Parameter | None
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
 
     def __init__(self, shape: ExpertsShape, network: Network) -> None:
         super().__init__()
@@ -48,24 +76,32 @@ class Experts(nn.Module):
         self.gate = None if shape.gate is None else _stack(shape.gate)
         self.up = _stack(shape.up)
         self.down = _stack(shape.down)
+        self.gate_bias = _stack_biases(shape.gate_bias)
+        self.up_bias = _stack_biases(shape.up_bias)
+        self.down_bias = _stack_biases(shape.down_bias)
+
+    @property
+    def tensors(self) -> ExpertTensors:
+        """The parameters of all experts."""
+        biases = self.gate_bias, self.up_bias, self.down_bias
+        return ExpertTensors(self.gate, self.up, self.down, *biases)
 
     def forward(self, x_MC: Tensor, counts_E: Tensor) -> Tensor:
         """Return the experts' outputs [M, C] for rows `x_MC` that are sorted by expert.
 
         The first `counts_E[0]` rows go to expert 0, and so on. Rows beyond all counts give 0.
         """
-        return self.multiply(x_MC, counts_E, self.gate, self.up, self.down)
+        return self.multiply(x_MC, counts_E, self.tensors)
 
-    def multiply(
-        self, x_MC: Tensor, counts_E: Tensor, gate: Tensor | None, up: Tensor, down: Tensor
-    ) -> Tensor:
-        """Return the forward pass with the matrices of E experts: all of the layer, or some."""
-        if gate is None:
-            between_MF = activate(self.network, multiply_grouped(x_MC, up, counts_E))
+    def multiply(self, x_MC: Tensor, counts_E: Tensor, tensors: ExpertTensors) -> Tensor:
+        """Return the forward pass with the tensors of E experts: all of the layer, or some."""
+        up_MF = _project(x_MC, tensors.up_EFC, tensors.up_bias_EF, counts_E)
+        if tensors.gate_EFC is None:
+            between_MF = activate(self.network, up_MF)
         else:
-            gate_MF = activate(self.network, multiply_grouped(x_MC, gate, counts_E))
-            between_MF = gate_MF * multiply_grouped(x_MC, up, counts_E)
-        return multiply_grouped(between_MF, down, counts_E)
+            gate_MF = _project(x_MC, tensors.gate_EFC, tensors.gate_bias_EF, counts_E)
+            between_MF = apply_gate(self.network, gate_MF, up_MF)
+        return _project(between_MF, tensors.down_ECF, tensors.down_bias_EC, counts_E)
 
 
 class Routed(NamedTuple):
@@ -94,6 +130,8 @@ class ExpertFeedForward(nn.Module):
         self.shared = (
             None if shape.shared is None else DenseFeedForward(shape.shared, settings.network)
         )
+        gate = shape.shared_gate
+        self.shared_gate = None if gate is None else build_projection(gate)
 
     def forward(self, x_BTC: Tensor, text_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the output [B, T, C], and [3 + E] float32 values of the router.
@@ -108,7 +146,9 @@ class ExpertFeedForward(nn.Module):
 
     def route(self, x_NC: Tensor, text_BT: Tensor | None = None) -> Routed:
         """Return where each token is sent; padding gets the number E, which no expert has."""
-        logits_NE = F.linear(x_NC.float(), self.router.weight.float())
+        bias = self.router.bias
+        bias_E = None if bias is None else bias.float()
+        logits_NE = F.linear(x_NC.float(), self.router.weight.float(), bias_E)
         scores_NE = self._score_experts(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
         text_N = None if text_BT is None else text_BT.flatten()
@@ -121,7 +161,10 @@ class ExpertFeedForward(nn.Module):
         """Return the layer's output [N, C] and the router's values of `forward`, [3 + E]."""
         changed_NC, terms = self.pass_experts(x_NC, routed)
         if self.shared is not None:
-            changed_NC = changed_NC + self.shared(x_NC)
+            shared_NC = self.shared(x_NC)
+            if self.shared_gate is not None:
+                shared_NC = shared_NC * self.shared_gate(x_NC).sigmoid()
+            changed_NC = changed_NC + shared_NC
         return changed_NC, torch.cat((terms, routed.counts_E.to(terms.dtype)))
 
     def pass_experts(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
@@ -148,6 +191,8 @@ class ExpertFeedForward(nn.Module):
         ranked_NE = scores_NE.detach()
         if self.balance_bias is not None:
             ranked_NE = ranked_NE + self.balance_bias.detach()
+        if self.settings.groups is not None:
+            ranked_NE = _hide_other_groups(ranked_NE, self.settings.groups)
         chosen_NA = ranked_NE.topk(self.settings.active, dim=-1).indices
         weights_NA = scores_NE.gather(1, chosen_NA)
         if self.settings.normalise:
@@ -211,6 +256,29 @@ class ExpertFeedForward(nn.Module):
 
 def _stack(shape: StackShape) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape.sizes()[""]))
+
+
+def _stack_biases(shape: StackedVectorShape | None) -> nn.Parameter | None:
+    return None if shape is None else nn.Parameter(torch.zeros(shape.sizes()[""]))
+
+
+def _project(x_MC: Tensor, weights_EOC: Tensor, bias_EO: Tensor | None, counts_E: Tensor) -> Tensor:
+    """Return each row through the linear layer of its expert, [M, O]."""
+    product_MO = multiply_grouped(x_MC, weights_EOC, counts_E)
+    if bias_EO is None:
+        return product_MO
+    # As a product with ones, the gradient is a sum in a fixed order.
+    ones_M1 = x_MC.new_ones(x_MC.shape[0], 1)
+    return product_MO + multiply_grouped(ones_M1, bias_EO[..., None], counts_E)
+
+
+def _hide_other_groups(ranked_NE: Tensor, groups: ExpertGroups) -> Tensor:
+    """Return `ranked_NE` with minus infinity for experts outside each token's best groups."""
+    grouped_NGe = ranked_NE.view(len(ranked_NE), groups.count, -1)
+    best_NG = grouped_NGe.topk(groups.best, dim=-1).values.sum(-1)
+    chosen_Na = best_NG.topk(groups.active, dim=-1).indices
+    shown_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(1, chosen_Na, True)
+    return grouped_NGe.masked_fill(~shown_NG[..., None], -torch.inf).flatten(1)
 
 
 def _average(values: Tensor, text_N: Tensor | None) -> Tensor:

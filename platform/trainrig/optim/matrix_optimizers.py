@@ -144,7 +144,7 @@ class Muon(OptimizerSettings):
         *path, last = name.split(".")
         outside = any(word in part for part in (*path, last) for word in NOT_WITHIN_LAYERS)
         norm = any("norm" in part for part in path)
-        return len(shape) in {2, 3} and not outside and not norm and last != "bias"
+        return len(shape) in {2, 3} and not (outside or norm or last.endswith("bias"))
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the bytes of a parameter's average, or of its state in the other optimizer."""

@@ -50,7 +50,7 @@ def decays(name: str, parameter: "nn.Parameter") -> bool:
     """
     *path, last = name.split(".")
     belongs_to_norm = any("norm" in part for part in path)
-    return parameter.ndim >= 2 and last != "bias" and not belongs_to_norm
+    return parameter.ndim >= 2 and not last.endswith("bias") and not belongs_to_norm
 
 
 @dataclass(frozen=True)

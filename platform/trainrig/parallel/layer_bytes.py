@@ -130,10 +130,9 @@ def _estimate_all_kept(
         layer.feedforward_output_norm,
     )
     normed = model.channels * sum(norm is not None for norm in norms)
-    products = _count_product_outputs(layer, model) + compute_feedforward_width(layer) * (
-        2 if _is_gated(layer) else 1
-    )
-    products += _count_added(layer)
+    width = compute_feedforward_width(layer)
+    products = _count_product_outputs(layer, model) + width * model.network.kept_between
+    products += layer.attention.kept_beside
     in_norms = normed * (6 if size < FLOAT32 else 4)
     stream = (size * (2 * model.channels + normed) + in_norms) / split
     kept = size * products + stream + _estimate_kept_by_mixture(layer, model, size, split)
@@ -279,7 +278,9 @@ def _estimate_kept_by_mixture(
     routing = 2 * FLOAT32 * experts + 32 * active + 3 * FLOAT32
     read_beside = size < FLOAT32 and mixture.shared is not None
     whole = FLOAT32 + (size if read_beside else 0)
-    return routing + model.channels * (whole - size / split)
+    ones = 0 if mixture.experts.up_bias is None else 3 * active  # biases are added by products
+    gated = 0 if mixture.shared_gate is None else model.channels + 1
+    return routing + size * (ones + gated) + model.channels * (whole - size / split)
 
 
 def _count_product_outputs(layer: shapes.LayerShape, model: DecoderConfig) -> int:

@@ -180,9 +180,11 @@ def _require_document_shards(run: TracedRun) -> TokenShards:
 
 
 def _iterate_documents(micro: MicroBatch, batches: PretrainBatches) -> Iterator[tuple[Key, int]]:
-    """Yield each document of each row, with the row's sample."""
+    """Yield each document of each row that is not masked, with the row's sample."""
     for row, _, number in micro.pieces.tolist():
-        yield (batches.sources[micro.sources[row]], number), int(micro.samples[row])
+        key = batches.sources[micro.sources[row]], number
+        if key not in batches.masked:
+            yield key, int(micro.samples[row])
 
 
 def _decode_document(shards: TokenShards, key: Key, encoder: Encoder) -> str:

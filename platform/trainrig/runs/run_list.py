@@ -109,7 +109,7 @@ def read_listed_run(folder: str, instance: str | None = None) -> ListedRun:
         best_scores=tuple(_find_best_scores(folder, run["training"].get("evaluations", ()))),
         worker_hours=seconds / 3600,
         paid_hours=paid,
-        usd=None if instance is None else paid * _compute_worker_usd(instance, run["training"]),
+        usd=None if instance is None else paid * compute_worker_usd(instance, run["training"]),
     )
 
 
@@ -125,7 +125,7 @@ def _count_paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(held)) / 3600
 
 
-def _compute_worker_usd(instance: str, training: Mapping[str, Any]) -> float:
+def compute_worker_usd(instance: str, training: Mapping[str, Any]) -> float:
     """Return the hourly cost of a worker in USD.
 
     A worker is one device of `instance`, or, if it has no devices, the share of its threads.

@@ -212,7 +212,8 @@ def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     tokens = storage.make_absolute(find_shards(run))
     if isinstance(run, Pretraining):
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
-        return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
+        masked = pretrain.read_masks(run)
+        return pretrain.open_batches(tokens, run.batches, run.cache, corruption, masked)
     padding = encoder.special_tokens.padding
     if run.objective.rows in ("classified", "questions"):
         kind = find_row_kind(run.objective)

@@ -22,6 +22,7 @@ from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.batches import Corruption, MicroBatch
 from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.rows.masked_documents import MaskedDocuments, read_masked_documents
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
@@ -57,9 +58,7 @@ def pretrain(run: Pretraining) -> Manifest:
         manifest.read_input(folder, "tokenize")
     job = prepare(run)
     plan = _read_plan(run, job.folder)
-    inputs = {"tokens": tokens.content}
-    if job.initial_weights:
-        inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
+    inputs = list_inputs(run, job, tokens, read_masks(run))
     stage = run_start.claim_run(
         job.folder,
         run,
@@ -76,11 +75,29 @@ def pretrain(run: Pretraining) -> Manifest:
     return drive(stage, run, job, run.workers)
 
 
-def prepare(run: Pretraining) -> TrainingJob:
+def list_inputs(
+    run: Pretraining, job: TrainingJob, tokens: Manifest, masked: MaskedDocuments | None
+) -> dict[str, str]:
+    """Return the fingerprint of each input of `run`, by its role."""
+    inputs = {"tokens": tokens.content}
+    if job.initial_weights:
+        inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
+    if masked:
+        inputs["masked_documents"] = masked.sha256
+    return inputs
+
+
+def read_masks(run: Pretraining) -> MaskedDocuments | None:
+    """Read the masked documents that `run` names; return None if it names none."""
+    return None if run.masked_documents is None else read_masked_documents(run.masked_documents)
+
+
+def prepare(run: Pretraining, masked: MaskedDocuments | None = None) -> TrainingJob:
     """Build the job that `run` describes.
 
-    Logs a warning for each source that is too short to use. Raises InputError if the parts of the
-    run do not fit each other, or if there is not enough data.
+    Logs a warning for each source that is too short to use. `masked`: content of the file
+    `run.masked_documents`, if it is not written yet. Raises InputError if the parts of the run do
+    not fit each other, or if there is not enough data.
     """
     tokens = storage.make_absolute(run.tokens)
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
@@ -89,7 +106,10 @@ def prepare(run: Pretraining) -> TrainingJob:
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
     corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
-    make_batches = functools.partial(open_batches, tokens, run.batches, run.cache, corruption)
+    masked = masked or read_masks(run)
+    make_batches = functools.partial(
+        open_batches, tokens, run.batches, run.cache, corruption, masked
+    )
     batches = make_batches()
     epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
@@ -328,14 +348,15 @@ def open_batches(
     settings: BatchSettings,
     cache: BlockCache | None = None,
     corruption: Corruption | None = None,
+    masked: MaskedDocuments | None = None,
 ) -> PretrainBatches:
     """Open the training batches of the folder `tokens`.
 
     `cache`: local cache, for a folder in a bucket. `corruption`: how the objective changes the
-    rows.
+    rows. `masked`: documents that are not trained on.
     """
     shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
-    return PretrainBatches(shards, settings, cache, corruption=corruption)
+    return PretrainBatches(shards, settings, cache, corruption=corruption, masked=masked)
 
 
 def drive(

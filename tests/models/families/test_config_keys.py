@@ -91,7 +91,7 @@ def test_rotary_scaling_is_that_of_transformers_or_refused(family, kind, old, tr
     theirs._attn_implementation = "eager"
     model = getattr(transformers, architecture)(theirs).base_model
     rope = read_config({**given, "architectures": [architecture]}, "config.json")[1]
-    width = rope.position_embedding.count_rotated_channels(rope.shape.head_channels)
+    width = rope.position_embedding.count_rotated_channels(rope.rotary_channels)
     rates, factor = compute_rotation_rates(rope.position_embedding, width, torch.device("cpu"))
     torch.testing.assert_close(rates, model.rotary_emb.inv_freq)
     assert factor == pytest.approx(model.rotary_emb.attention_scaling, rel=1e-12)

@@ -192,9 +192,10 @@ REFUSED = {
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*supported: llama, mistral"),
     "missing part": (
-        {"model_type": "deepseek_v3"},
-        "'deepseek_v3' needs multi-head latent attention, which trainrig lacks; supported: llama",
+        {"model_type": "qwen3_next"},
+        "'qwen3_next' needs Gated DeltaNet layers, which trainrig lacks; supported: llama",
     ),
+    "other code": ({"auto_map": {"AutoConfig": "x.DeepseekConfig"}}, "needs custom code"),
     "images": (
         {"model_type": "gemma3", "text_config": {}},
         "'gemma3' reads more than text; save its language model alone .*gemma3_text",
@@ -222,6 +223,130 @@ def test_a_config_that_we_would_compute_otherwise_is_refused(case):
     with pytest.raises(DataError, match=message) as refused:
         read_config(given | changes, "x/config.json")
     assert str(refused.value).startswith("x/config.json: ") and "\n" not in str(refused.value)
+
+
+def test_custom_code_that_transformers_has_adopted_is_not_needed(transformers):
+    """Hugging Face's DeepSeek and Phi models still name the code of their first release."""
+    given = transformers.DeepseekV3Config(**peer_models.choose_settings("moonlight")).to_dict()
+    classes = {"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+               "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+               "AutoTokenizer": ["tokenization_moonlight.TikTokenTokenizer", None]}  # fmt: skip
+    family, config = read_config(given | {"auto_map": classes}, "config.json")
+    assert family.model_type == "deepseek_v3"
+    assert config == read_config(given, "config.json")[1]
+
+
+FOREIGN_CODE = {
+    "longer name": ("moonlight", {"AutoModel": "modeling.DeepseekV3ModelWithMemory"}),
+    "one of two": (
+        "moonlight",
+        {"AutoConfig": "x.DeepseekV3Config", "AutoModelForCausalLM": "x.DeepseekV4ForCausalLM"},
+    ),
+    "unknown kind": ("moonlight", {"AutoBackbone": "x.Backbone"}),
+    "other family": ("moonlight", {"AutoModelForCausalLM": "x.DeepseekV2ForCausalLM"}),
+    "not a name": ("moonlight", {"AutoModelForCausalLM": ["x.DeepseekV3ForCausalLM"]}),
+    # Llama's classes were never custom code, so code with their names computes something else.
+    "not adopted": ("llama2", {"AutoModelForCausalLM": "modeling_longer.LlamaForCausalLM"}),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN_CODE)
+def test_custom_code_with_other_or_copied_names_is_refused(case, transformers):
+    name, classes = FOREIGN_CODE[case]
+    kind, _ = peer_models.FAMILIES[name]
+    given = getattr(transformers, f"{kind}Config")(**peer_models.choose_settings(name)).to_dict()
+    with pytest.raises(DataError, match=r"^config.json: needs custom code") as refused:
+        read_config(given | {"auto_map": classes}, "config.json")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_export_names_no_custom_code_and_keeps_the_balance_bias_in_float32(
+    transformers, tmp_path
+):
+    peer_models.make(transformers, "moonlight", tmp_path / "theirs")
+    brought.write("llama3", tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps(given | {"auto_map": {"AutoConfig": "x.DeepseekV3Config"}}))
+    hub = open_folder(str(tmp_path / "theirs"))
+    state = hub.read_state()
+    bias = "layers.1.feedforward.balance_bias"
+    state[bias] += 7  # bfloat16 is coarse here
+    out = tmp_path / "out"
+    for _ in range(2):  # the second time, what is written is found to be the same
+        write_folder(str(out), hub.config, state.__getitem__, hub.files,
+                     HubFolder(dtype="bfloat16"), keep=True)  # fmt: skip
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    again = open_folder(str(out)).read_state()
+    assert torch.equal(again[bias], state[bias])
+    assert all((v.dtype == torch.float32) == k.endswith("balance_bias") for k, v in again.items())
+    back = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert back.dtype == torch.bfloat16
+    assert torch.equal(back.model.layers[1].mlp.gate.e_score_correction_bias, state[bias])
+
+
+def test_older_and_newer_tables_of_an_export_scale_latent_attention_alike(transformers):
+    """Readers other than Transformers 5 know only `rope_scaling`."""
+    given = transformers.DeepseekV3Config(**peer_models.choose_settings("deepseek_v3")).to_dict()
+    family, config = read_config(given, "config.json")
+    written = family.write(config)
+    assert written["rope_scaling"]["mscale_all_dim"] == 0.7
+    old = {key: value for key, value in written.items() if key != "rope_parameters"}
+    assert strip_config(family.read(HubConfig(old, "config.json"))) == strip_config(config)
+
+
+def test_weights_of_chosen_experts_are_not_normalised_if_the_key_is_null(transformers):
+    for name in ("deepseek_v3", "glm4_moe"):
+        kind, _ = peer_models.FAMILIES[name]
+        whole = getattr(transformers, f"{kind}Config")(**peer_models.choose_settings(name))
+        given = whole.to_dict() | {"norm_topk_prob": None}
+        assert not read_config(given, "config.json")[1].feedforward.normalise
+
+
+REFUSED_VALUES = {
+    "deepseek_v3": [
+        ({"rope_interleave": False}, "rope_interleave is False, which trainrig does not support"),
+        ({"num_key_value_heads": 2}, "invalid sizes: kv_heads .2. differs from heads .4."),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but qk_rope_head_dim"),
+        ({"first_k_dense_replace": 3}, "dense_layers .3. leaves no experts in the 3 layers"),
+        ({"n_shared_experts": 0}, "n_shared_experts is 0; it must be a number above 0"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', which trainrig does not"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy', which trainrig does not"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2, which trainrig does not support"),
+    ],
+    "deepseek_v2": [
+        ({"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', which trainrig does not"),
+        ({"norm_topk_prob": True}, "norm_topk_prob is True, which trainrig does not support"),
+        ({"mlp_bias": True}, "mlp_bias is True, which trainrig does not support"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', which trainrig does not"),
+    ],
+    "qwen2_moe": [
+        ({"shared_expert_intermediate_size": 50}, "50. is not a multiple of moe_intermediate"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]; .* are the first ones"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2, which trainrig does not support"),
+    ],
+    "gpt_oss": [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
+        ({"swiglu_limit": 0}, "invalid limit: .*greater than 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but gpt-oss rotates"),
+    ],
+    "glm4_moe": [
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', which trainrig does not"),
+        ({"topk_group": 5}, "groups.active .5. must be at most groups.count"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [(name, *case) for name, cases in REFUSED_VALUES.items() for case in cases],
+)
+def test_a_mixture_that_we_would_compute_otherwise_is_refused(name, change, said, transformers):
+    kind, _ = peer_models.FAMILIES[name]
+    given = getattr(transformers, f"{kind}Config")(**peer_models.choose_settings(name)).to_dict()
+    with pytest.raises(DataError, match=f"^config.json: .*{said}") as refused:
+        read_config(given | change, "config.json")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("attention_factor", [None, 0.7, 1.0])

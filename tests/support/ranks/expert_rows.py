@@ -24,15 +24,25 @@ def layer_of(model: Decoder) -> ExpertFeedForward:
 
 
 def decoder(mixture: Mapping[str, Any], favourites: list[int]) -> Decoder:
-    """Return a decoder of one layer, whose tokens all go to `favourites`, if any are given."""
+    """Return a decoder of one layer, whose tokens all go to `favourites`, if any are given.
+
+    The key `biased` of `mixture` asks for biases of the experts.
+    """
     sizes = {"layers": 1, "channels": CHANNELS, "heads": 4, "vocabulary": 64, "positions": 64}
     experts = {"kind": "MixtureOfExperts", "balance_bias": True} | dict(mixture)
-    model = Decoder(DecoderConfig.model_validate(sizes | {"feedforward": experts}))
+    biases = {"feedforward": experts.pop("biased", False)}
+    model = Decoder(
+        DecoderConfig.model_validate({**sizes, "feedforward": experts, "biases": biases})
+    )
     initialise(model, 0)
-    bias = layer_of(model).balance_bias
+    layer = layer_of(model)
+    bias = layer.balance_bias
     assert bias is not None
     with torch.no_grad():
         bias[favourites] = 100.0
+        for name, parameter in layer.experts.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
     return model
 
 

@@ -20,6 +20,7 @@ from trainrig.models.architecture.shapes import (
     MixtureShape,
     NormShape,
     ProjectionShape,
+    StackedVectorShape,
     StackShape,
     TableShape,
     VectorShape,
@@ -268,7 +269,7 @@ class DecoderConfig(DecoderFields):
             key_norm=self._norm_shape(keys if wide else shape.head_channels) if normed else None,
             sinks=VectorShape(shape.heads) if self.attention.sinks else None,
         )
-        return self.attention.add_parts(plain)
+        return self.attention.add_parts(plain, shape.heads)
 
     def _feedforward_shape(self, shape: Shape, index: int) -> FeedForwardShape | MixtureShape:
         mixture = self.feedforward
@@ -278,15 +279,22 @@ class DecoderConfig(DecoderFields):
         chosen = mixture.experts, mixture.active
         inner = StackShape(*chosen, shape.channels, between)
         shared = mixture.shared_experts * between
+        gated = isinstance(self.network, layer_settings.GATED)
+        biased = self.biases.feedforward
+        inner_bias = StackedVectorShape(*chosen, between) if biased else None
         return MixtureShape(
-            router=ProjectionShape(shape.channels, mixture.experts),
+            router=ProjectionShape(shape.channels, mixture.experts, mixture.router_bias),
             balance_bias=VectorShape(mixture.experts) if mixture.balance_bias else None,
             experts=ExpertsShape(
-                gate=inner if isinstance(self.network, layer_settings.GATED) else None,
+                gate=inner if gated else None,
                 up=inner,
                 down=StackShape(*chosen, between, shape.channels),
+                gate_bias=inner_bias if gated else None,
+                up_bias=inner_bias,
+                down_bias=StackedVectorShape(*chosen, shape.channels) if biased else None,
             ),
             shared=self._dense_shape(shape.channels, shared) if shared else None,
+            shared_gate=ProjectionShape(shape.channels, 1) if mixture.shared_gate else None,
         )
 
     def _dense_shape(self, channels: int, between: int) -> FeedForwardShape:

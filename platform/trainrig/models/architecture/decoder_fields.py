@@ -12,7 +12,9 @@ from trainrig.models.architecture.initialisation import GPT2Init, Initialisation
 from trainrig.models.architecture.presets import PRESETS, with_preset
 
 AttentionKind = Annotated[
-    attention_settings.AttentionSettings | attention_settings.GatedAttention,
+    attention_settings.AttentionSettings
+    | attention_settings.GatedAttention
+    | attention_settings.LatentAttention,
     Field(discriminator="kind"),
     assume_kind("Attention"),
     FitsSeveral(),
@@ -113,18 +115,22 @@ class DecoderFields(Settings):
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}); "
                 f"kv_heads may be {fitting}"
             )
+        width = self.head_channels or self.channels // self.heads
+        self.attention.check_heads(self.heads, self.kv_heads or self.heads, width)
         return self
 
     @model_validator(mode="after")
     def _check_positions(self) -> Self:
-        width = self.head_channels or self.channels // self.heads
+        width = self.rotary_channels
         for rope in self.ropes:
             rotated = rope.count_rotated_channels(width)
             if rotated % 2 or rotated == 0:
                 share = "" if rope.rotated_share == 1 else f" {rotated} rotated channels of"
+                whole = self.head_channels or self.channels // self.heads
+                key = "head_channels" if width == whole else "attention.rotated_channels"
                 raise ValueError(
                     f"a head has{share} {width} channels, but rotary positions rotate pairs; "
-                    "set head_channels to an even number"
+                    f"set {key} to an even number"
                 )
         pattern = self.ropes[0].pattern if self.ropes else None
         if pattern is not None:
@@ -191,8 +197,6 @@ class DecoderFields(Settings):
                     "further_heads: a mixture of experts does not balance further layers; "
                     "leave it out, or choose a dense feedforward"
                 )
-            if self.biases.feedforward:
-                raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
                 raise ValueError(
                     f"feedforward.dense_layers ({mixture.dense_layers}) leaves no experts in the "
@@ -211,6 +215,12 @@ class DecoderFields(Settings):
                     "width; leave one of the two out"
                 )
         return self
+
+    @property
+    def rotary_channels(self) -> int:
+        """Number of channels of a head that rotary positions may rotate."""
+        width = self.head_channels or self.channels // self.heads
+        return self.attention.find_rotary_channels(width)
 
     @property
     def ropes(self) -> tuple[layer_settings.Rope, ...]:

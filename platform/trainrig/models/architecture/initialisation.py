@@ -128,9 +128,14 @@ class MuP(Settings):
         return (at_base or 1 / math.sqrt(base)) * base / head_channels
 
 
+def is_bias(name: str) -> bool:
+    """Return whether the parameter `name` is a bias, of one layer or of all experts of a layer."""
+    return name.rpartition(".")[2].endswith("bias")
+
+
 def find_role(name: str, dims: int) -> Role:
     """Return the role of the decoder's parameter `name`, which has `dims` dims."""
-    if dims < 2:
+    if dims < 2 or is_bias(name):
         return "vector"
     if name in TABLES:
         return "input"

@@ -3,7 +3,7 @@
 Norms have a position in the layer. Position encodings can be extended to longer sequences.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,11 +14,16 @@ from trainrig.config.field_marks import ADDED_LATER
 class SwiGLU(Settings):
     """Feed-forward network of three matrices, gated by SiLU (Shazeer 2020, arXiv:2002.05202)."""
 
+    # Numbers that each hidden channel keeps for the backward pass beside the outputs of products.
+    kept_between: ClassVar[int] = 2
+
     kind: Literal["SwiGLU"] = "SwiGLU"
 
 
 class GEGLU(Settings):
     """Feed-forward network of three matrices, gated by GELU (Shazeer 2020, arXiv:2002.05202)."""
+
+    kept_between: ClassVar[int] = 2
 
     kind: Literal["GEGLU"] = "GEGLU"
     tanh: bool = True  # use the tanh approximation of GELU, as Gemma does
@@ -30,6 +35,8 @@ class GELU(Settings):
     Source: Hendrycks & Gimpel 2016, arXiv:1606.08415.
     """
 
+    kept_between: ClassVar[int] = 1
+
     kind: Literal["GELU"] = "GELU"
     tanh: bool = True  # use the tanh approximation of GELU, as GPT-2 does
 
@@ -40,11 +47,40 @@ class ReLU(Settings):
     Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
+    kept_between: ClassVar[int] = 1
+
     kind: Literal["ReLU"] = "ReLU"
 
 
-Network = SwiGLU | GEGLU | GELU | ReLU
-GATED = (SwiGLU, GEGLU)
+class ClampedSwiGLU(Settings):
+    """SwiGLU whose gate and values are clamped, and whose values are increased by 1, as in gpt-oss.
+
+    Source: OpenAI 2025, arXiv:2508.10925.
+    """
+
+    kept_between: ClassVar[int] = 5
+
+    kind: Literal["ClampedSwiGLU"] = "ClampedSwiGLU"
+    alpha: float = Field(default=1.702, gt=0, allow_inf_nan=False)  # factor inside the sigmoid
+    # Largest value of the gate, and largest distance of the other values from 0.
+    limit: float = Field(default=7.0, gt=0, allow_inf_nan=False)
+
+
+Network = SwiGLU | GEGLU | GELU | ReLU | ClampedSwiGLU
+GATED = (SwiGLU, GEGLU, ClampedSwiGLU)
+
+
+class ExpertGroups(Settings):
+    """Choice of experts from the best groups only, which limits the devices a token is sent to.
+
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.2.2.
+    """
+
+    count: int = Field(ge=2)  # number of groups of neighbouring experts, all of one size
+    active: int = Field(ge=1)  # number of groups that a token's experts are chosen from
+    # Number of experts of a group whose scores add up to the group's score: 1 in DeepSeek-V2, 2 in
+    # DeepSeek-V3.
+    best: int = Field(default=2, ge=1)
 
 
 class MixtureOfExperts(Settings):
@@ -82,12 +118,38 @@ class MixtureOfExperts(Settings):
     # is each expert's excess of tokens, so the optimizer moves it (Wang et al. 2024,
     # arXiv:2408.15664).
     balance_bias: bool = False
+    router_bias: Annotated[bool, ADDED_LATER] = False  # add a learnt bias to the router's logits
+    # Multiply the output of the shared experts by a sigmoid gate, computed from the token (Qwen2,
+    # arXiv:2407.10671).
+    shared_gate: Annotated[bool, ADDED_LATER] = False
+    # Groups that limit the choice of experts; None: choose among all experts.
+    groups: Annotated[ExpertGroups | None, ADDED_LATER] = None
 
     @model_validator(mode="after")
     def _check_active(self) -> Self:
         if self.active > self.experts:
             raise ValueError(f"active ({self.active}) must be at most experts ({self.experts})")
+        if self.shared_gate and not self.shared_experts:
+            raise ValueError(
+                "shared_gate needs shared experts; set shared_experts, or leave it out"
+            )
+        if self.groups is not None:
+            self._check_groups(self.groups)
         return self
+
+    def _check_groups(self, groups: ExpertGroups) -> None:
+        if self.experts % groups.count:
+            raise ValueError(
+                f"groups.count ({groups.count}) must divide experts ({self.experts}) evenly"
+            )
+        size = self.experts // groups.count
+        if groups.active > groups.count or groups.active * size < self.active:
+            raise ValueError(
+                f"groups.active ({groups.active}) must be at most groups.count ({groups.count}), "
+                f"and its groups of {size} experts need at least active ({self.active}) experts"
+            )
+        if groups.best > size:
+            raise ValueError(f"groups.best ({groups.best}) exceeds the {size} experts of a group")
 
 
 FeedForward = Annotated[Network | MixtureOfExperts, Field(discriminator="kind")]

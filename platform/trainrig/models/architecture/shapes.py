@@ -75,6 +75,19 @@ class StackShape:
 
 
 @dataclass(frozen=True)
+class StackedVectorShape:
+    """Shape of stacked vectors, one for each of `experts`, of which a token uses `active`."""
+
+    experts: int
+    active: int
+    channels: int
+
+    def sizes(self) -> dict[str, Size]:
+        """Return the size of each parameter by name."""
+        return {"": (self.experts, self.channels)}
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Shapes of one layer's attention; None for a part that it lacks.
 
@@ -90,10 +103,18 @@ class AttentionShape:
     sinks: VectorShape | None
 
     @property
-    def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape]:
+    def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape | None]:
         """The parts that a kind of attention adds to the plain kind, by name."""
         names = _names(self)[len(fields(AttentionShape)) :]
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def kept_beside(self) -> int:
+        """Numbers per token that the added parts keep for the backward pass.
+
+        The outputs of added projections are not counted.
+        """
+        return 0
 
 
 @dataclass(frozen=True)
@@ -107,21 +128,25 @@ class FeedForwardShape:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """Shapes of all experts of one layer; `gate` is None without a gate."""
+    """Shapes of all experts of one layer; None for a gate or biases that they lack."""
 
     gate: StackShape | None
     up: StackShape
     down: StackShape
+    gate_bias: StackedVectorShape | None = None
+    up_bias: StackedVectorShape | None = None
+    down_bias: StackedVectorShape | None = None
 
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """Shapes of one layer's router, experts and shared network."""
+    """Shapes of one layer's router, experts and shared network, with its gate."""
 
     router: ProjectionShape
     balance_bias: VectorShape | None
     experts: ExpertsShape
     shared: FeedForwardShape | None
+    shared_gate: ProjectionShape | None = None
 
 
 @dataclass(frozen=True)
@@ -294,6 +319,8 @@ def count_multiplications(part: object) -> int:
         return part.inputs * part.outputs
     if isinstance(part, StackShape):
         return part.active * part.inputs * part.outputs
+    if isinstance(part, StackedVectorShape):  # added as a product with ones
+        return part.active * part.channels
     if part is None or hasattr(part, "sizes"):
         return 0
     inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]
@@ -304,6 +331,8 @@ def count_idle(part: object) -> int:
     """Return the number of parameters of experts in `part` that are not chosen for a token."""
     if isinstance(part, StackShape):
         return (part.experts - part.active) * part.inputs * part.outputs
+    if isinstance(part, StackedVectorShape):
+        return (part.experts - part.active) * part.channels
     if part is None or hasattr(part, "sizes"):
         return 0
     inner = part if isinstance(part, tuple) else [getattr(part, name) for name in _names(part)]

@@ -14,16 +14,20 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
 from trainrig.models.families.cohere import COHERE, COHERE2
+from trainrig.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from trainrig.models.families.ernie import ERNIE4_5
 from trainrig.models.families.exaone4 import EXAONE4
 from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from trainrig.models.families.glm import GLM, GLM4
+from trainrig.models.families.glm4_moe import GLM4_MOE
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
+from trainrig.models.families.gpt_oss import GPT_OSS
 from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import (
     ENDINGS,
+    OF_TOKENS,
     Family,
     HubConfig,
     describe_invalid,
@@ -36,6 +40,7 @@ from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
 from trainrig.models.families.phi import PHI
 from trainrig.models.families.phi3 import PHI3
+from trainrig.models.families.qwen2_moe import QWEN2_MOE
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.seed_oss import SEED_OSS
 from trainrig.models.families.smollm3 import SMOLLM3
@@ -59,6 +64,7 @@ FAMILIES = (
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
     ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
+    GPT_OSS, QWEN2_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 
@@ -82,18 +88,20 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
 
 
 def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
-    if "auto_map" in given:
+    kind = given.get("model_type")
+    known = next((family for family in FAMILIES if family.model_type == kind), None)
+    if "auto_map" in given and (known is None or not _is_adopted(given["auto_map"], known)):
         raise DataError(
             f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "
             f"models that Transformers itself has can be imported: {NAMES}"
         )
     if given.get("quantization_config") is not None:
         method = given["quantization_config"].get("quant_method", "unknown")
-        raise DataError(
-            f"{path}: its weights are quantised ({method}); use the unquantised model, or "
-            "dequantise it with Transformers and save it again"
-        )
-    kind = given.get("model_type")
+        if known is None or method != known.quantised:
+            raise DataError(
+                f"{path}: its weights are quantised ({method}); use the unquantised model, or "
+                "dequantise it with Transformers and save it again"
+            )
     architectures = given.get("architectures")
     for family in FAMILIES:
         if family.model_type != kind:
@@ -105,6 +113,18 @@ def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCo
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
     raise DataError(f"{path}: {explain_refusal(given, NAMES)}")
+
+
+def _is_adopted(custom: Mapping[str, Any], family: Family) -> bool:
+    """Return whether Transformers has since adopted all classes that the `custom` code names.
+
+    That holds for few families, whose classes have the names of the custom ones. Transformers runs
+    its own code then, too. A tokenizer of custom code is not read: tokenizer.json is.
+    """
+    named = {str(name) for key, name in custom.items() if key != "AutoTokenizer"}
+    endings = ("Config", "Model", *OF_TOKENS, *ENDINGS.values())
+    own = {family.stem + ending for ending in endings}
+    return family.adopted and {name.rpartition(".")[2] for name in named} <= own
 
 
 def _add_head(

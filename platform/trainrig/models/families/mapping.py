@@ -44,11 +44,14 @@ class TensorName:
 
     ours: tuple[str, ...]
     theirs: str
-    transposed: bool = False  # theirs is stored as [inputs, outputs]
+    transposed: bool = False  # theirs is stored as [..., inputs, outputs]
     dim: int = 0  # dimension of ours along which several are concatenated
-    # Function that returns the order of the outputs in theirs (see row_orders.py); None: as ours.
+    # Function that returns the order in theirs along `dim` (see row_orders.py); None: as ours.
     arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
     order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
+    # Function that returns whether a model stores ours under this name; None: every model does.
+    applies: Callable[[DecoderConfig], bool] | None = None
+    in_float32: bool = False  # theirs is stored in float32, whatever the dtype of the others
 
     def resolve_order(self, config: DecoderConfig) -> Self:
         """Return this entry with the order of the outputs in a model of `config`."""
@@ -80,6 +83,10 @@ class Family:
     # Tensors of the heads for other things than tokens, by head. None: a decoder's linear layer
     # without a bias.
     heads: Mapping[Head, tuple[TensorName, ...]] | None = None
+    # Method of quantisation, by its name in config.json, that an import undoes.
+    quantised: str = ""
+    # Published files name custom code that Transformers has adopted since, with its class names.
+    adopted: bool = False
     # Pattern of the names of tensors in published files that the model does not use.
     surplus: str = ""
 

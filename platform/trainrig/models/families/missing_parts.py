@@ -3,17 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-LATENT = "multi-head latent attention"
 MAMBA = "Mamba layers"
 DELTA = "Gated DeltaNet layers"
 # The missing part by `model_type`.
 PARTS: Mapping[str, str] = {
     "bamba": MAMBA,
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
     "falcon_h1": MAMBA,
     "gemma4_text": "keys and values that layers share, and an embedding for each layer",
-    "gpt_oss": "experts with biases and a clamped gate",
     "granitemoehybrid": MAMBA,
     "hunyuan_v1_dense": "norms of queries and keys after their rotation",
     "jamba": MAMBA,
@@ -24,7 +20,6 @@ PARTS: Mapping[str, str] = {
     "ministral3": "queries whose scale grows with the position",
     "nemotron_h": MAMBA,
     "olmo": "layer norms without gains",
-    "qwen2_moe": "a gate for the shared expert",
     "qwen3_5_text": DELTA,
     "qwen3_next": DELTA,
 }

@@ -67,4 +67,4 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-PHI3 = Family("phi3", "Phi3ForCausalLM", TENSORS, _read, _write)
+PHI3 = Family("phi3", "Phi3ForCausalLM", TENSORS, _read, _write, adopted=True)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +24,30 @@ TYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+PACKED = "U8"  # bytes, each with several numbers of a quantised format
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 LENGTH = 8  # bytes of the header's length at the start of a file
 LONGEST_HEADER = 100_000_000  # bytes of the longest header, as in the safetensors library
 BLOCK = 64 * 2**20  # bytes to read at a time
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class ReadableTensor(Protocol):
+    """A tensor of theirs, in a file as it is or in another format."""
+
+    @property
+    def path(self) -> str:
+        """The file that holds the tensor."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor as it is read."""
+        ...
+
+    def read(self) -> Tensor:
+        """Return the tensor."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,19 @@ class StoredTensor:
                 f"{self.path}: has a tensor of type {self.dtype}; undo the quantisation and save "
                 f"the model in one of {', '.join(TYPES)}"
             )
-        tensor = torch.empty(self.shape, dtype=TYPES[self.dtype])
+        return self._read_as(TYPES[self.dtype])
+
+    def read_bytes(self) -> Tensor:
+        """Return a tensor of bytes, such as packed numbers. Raises DataError for another dtype."""
+        if self.dtype != PACKED:
+            raise DataError(
+                f"{self.path}: has packed weights of type {self.dtype} instead of {PACKED}; "
+                "download the model again"
+            )
+        return self._read_as(torch.uint8)
+
+    def _read_as(self, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(self.shape, dtype=dtype)
         memory = tensor.view(-1).view(torch.uint8).numpy().data
         for place in range(0, len(memory), BLOCK):
             part = memory[place : place + BLOCK]
@@ -126,7 +157,8 @@ def _place_tensor(path: str, entry: Mapping[str, Any], first: int, size: int) ->
     if not first <= begin <= end <= size or min(shape, default=0) < 0:
         raise ValueError(f"a tensor lies at bytes {begin} to {end} of {size}")
     dtype = entry["dtype"]
-    if dtype in TYPES and end - begin != math.prod(shape) * TYPES[dtype].itemsize:
+    size_of_one = TYPES[dtype].itemsize if dtype in TYPES else 1 if dtype == PACKED else None
+    if size_of_one is not None and end - begin != math.prod(shape) * size_of_one:
         raise ValueError(f"{end - begin} bytes for a tensor of {shape} {dtype}")
     return StoredTensor(path, dtype, shape, begin, end)
 
@@ -137,6 +169,11 @@ class PlannedTensor:
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+    dtype: torch.dtype | None = None  # dtype to store; None: the dtype of the whole folder
+
+    def count_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of the tensor in a folder of `dtype`."""
+        return math.prod(self.shape) * (self.dtype or dtype).itemsize
 
 
 def split_into_files(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
@@ -162,11 +199,12 @@ def split_into_files(sizes: Mapping[str, int], limit: int) -> dict[str, list[str
 def write_tensors(
     folder: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dtype, file_bytes: int
 ) -> None:
-    """Write `tensors` as `dtype` into safetensors files of `folder`, with an index if needed.
+    """Write `tensors` into safetensors files of `folder`, with an index if needed.
 
-    An index is written for several files. The same arguments give the same bytes.
+    A tensor without a dtype of its own is written as `dtype`. An index is written for several
+    files. The same arguments give the same bytes.
     """
-    sizes = {name: math.prod(t.shape) * dtype.itemsize for name, t in tensors.items()}
+    sizes = {name: tensor.count_bytes(dtype) for name, tensor in tensors.items()}
     files = split_into_files(sizes, file_bytes)
     for file, names in files.items():
         _write_file(storage.join(folder, file), {name: tensors[name] for name in names}, dtype)
@@ -182,7 +220,7 @@ def _write_file(path: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dt
     with storage.atomic_file(path) as temporary, open(temporary, "wb") as file:  # noqa: PTH123
         file.write(_write_header(tensors.items(), dtype))
         for name, planned in tensors.items():
-            tensor = planned.read().detach().to("cpu", dtype).contiguous()
+            tensor = planned.read().detach().to("cpu", planned.dtype or dtype).contiguous()
             assert tuple(tensor.shape) == planned.shape, name
             file.write(tensor.view(-1).view(torch.uint8).numpy().data)
 
@@ -191,9 +229,9 @@ def _write_header(tensors: Iterable[tuple[str, PlannedTensor]], dtype: torch.dty
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, planned in tensors:
-        end = at + math.prod(planned.shape) * dtype.itemsize
+        end = at + planned.count_bytes(dtype)
         entries[name] = {
-            "dtype": TYPE_NAMES[dtype],
+            "dtype": TYPE_NAMES[planned.dtype or dtype],
             "shape": list(planned.shape),
             "data_offsets": [at, end],
         }

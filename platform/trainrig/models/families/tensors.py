@@ -12,7 +12,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.families import mapping
-from trainrig.models.families.safetensors_files import StoredTensor
+from trainrig.models.families.safetensors_files import ReadableTensor
 
 Size = tuple[int, ...]
 HEAD = ("head.weight",)
@@ -39,7 +39,9 @@ def list_tensors(
         taken = {HEAD, *(entry.ours for entry in own)}
         table = (*(entry for entry in table if entry.ours not in taken), *own)
     for entry in _expand_layers(table, config):
-        if all(name in shapes for name in entry.ours):
+        if all(name in shapes for name in entry.ours) and (
+            entry.applies is None or entry.applies(config)
+        ):
             found.append(entry.resolve_order(config))
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):
@@ -85,14 +87,16 @@ def list_their_shapes(entry: mapping.TensorName, shapes: Mapping[str, Size]) -> 
         return {entry.theirs.replace(mapping.EXPERT, str(expert)): one for expert in range(size[0])}
     length = sum(size[entry.dim] for size in sizes)
     joined = (*sizes[0][: entry.dim], length, *sizes[0][entry.dim + 1 :])
-    return {entry.theirs: joined[::-1] if entry.transposed else joined}
+    if entry.transposed:
+        joined = (*joined[:-2], joined[-1], joined[-2])
+    return {entry.theirs: joined}
 
 
 def read_ours(
     entry: mapping.TensorName,
     part: int,
     shapes: Mapping[str, Size],
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, ReadableTensor],
 ) -> Tensor:
     """Return tensor number `part` of ours of `entry`, read from the `stored` tensors."""
     if mapping.EXPERT in entry.theirs:
@@ -100,16 +104,16 @@ def read_ours(
         stack: Tensor | None = None
         for place, expert in enumerate(experts):
             tensor = expert.read()
-            tensor = tensor.T if entry.transposed else tensor
+            tensor = tensor.mT if entry.transposed else tensor
             if stack is None:
                 stack = torch.empty(shapes[entry.ours[0]], dtype=tensor.dtype)
             stack[place] = tensor
         assert stack is not None
         return stack
     tensor = stored[entry.theirs].read()
-    tensor = tensor.T if entry.transposed else tensor
+    tensor = tensor.mT if entry.transposed else tensor
     if entry.order is not None:
-        tensor = tensor[torch.tensor(entry.order).argsort()]
+        tensor = tensor.index_select(entry.dim, torch.tensor(entry.order).argsort())
     if len(entry.ours) == 1:
         return tensor.contiguous()
     lengths = [shapes[name][entry.dim] for name in entry.ours]
@@ -128,13 +132,14 @@ def read_theirs(
     else:
         tensor = torch.cat([read(ours) for ours in entry.ours], dim=entry.dim)
     if entry.order is not None:
-        tensor = tensor[torch.tensor(entry.order, device=tensor.device)]
-    return tensor.T if entry.transposed else tensor
+        order = torch.tensor(entry.order, device=tensor.device)
+        tensor = tensor.index_select(entry.dim, order)
+    return tensor.mT if entry.transposed else tensor
 
 
 def add_prefix(
-    stored: dict[str, StoredTensor], family: mapping.Family, names: list[mapping.TensorName]
-) -> dict[str, StoredTensor]:
+    stored: Mapping[str, ReadableTensor], family: mapping.Family, names: list[mapping.TensorName]
+) -> dict[str, ReadableTensor]:
     """Return `stored` with the names that a whole model has.
 
     Files saved without a head lack the prefix. Files from before 2019 have TensorFlow's names for
@@ -160,7 +165,7 @@ def check_names(
     folder: str,
     family: mapping.Family,
     names: list[mapping.TensorName],
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, ReadableTensor],
     shapes: Mapping[str, Size],
 ) -> None:
     """Raise DataError unless the stored tensors have the names and shapes of the model's."""

@@ -339,6 +339,8 @@ class TensorSplit(AxisSettings):
 
     def check_model(self, model: DecoderConfig) -> None:
         """Raise ValueError unless `ranks` workers can each have an equal part of `model`."""
+        mixture = model.feedforward
+        experts = mixture if isinstance(mixture, MixtureOfExperts) else None
         other = (
             (model.kind != "Decoder", f'model.kind "{model.kind}"', 'kind = "Decoder"'),
             (
@@ -350,6 +352,21 @@ class TensorSplit(AxisSettings):
                 model.attention.qk_norm == "projection",
                 "a norm over all heads",
                 'model.attention.qk_norm = "head"',
+            ),
+            (
+                model.attention.unshared is not None,
+                model.attention.unshared,
+                'model.attention.kind = "Attention"',
+            ),
+            (
+                experts is not None and experts.shared_gate,
+                "a gate of shared experts",
+                "model.feedforward.shared_gate = false",
+            ),
+            (
+                experts is not None and model.biases.feedforward,
+                "biases of experts",
+                "model.biases.feedforward = false",
             ),
         )
         for there, what, instead in other:

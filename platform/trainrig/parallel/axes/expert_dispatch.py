@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.moe import ExpertFeedForward, Experts, Routed, sort_pairs
+from trainrig.models.moe import ExpertFeedForward, Experts, ExpertTensors, Routed, sort_pairs
 from trainrig.parallel.axes.context_parts import gather_parts
 
 
@@ -59,12 +59,12 @@ class _OwnExperts:
 
     def __call__(self, x_QC: Tensor, counts_e: Tensor) -> Tensor:
         experts = self._experts
-        gate, up, down = (
-            weight.to_local() if isinstance(weight, DTensor) else weight
-            for weight in (experts.gate, experts.up, experts.down)
-        )
-        assert up is not None and down is not None
-        return experts.multiply(x_QC, counts_e, gate, up, down)
+        own = ExpertTensors._make(map(_read_local, experts.tensors))
+        return experts.multiply(x_QC, counts_e, own)
+
+
+def _read_local(tensor: Tensor | None) -> Tensor | None:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Dispatch:

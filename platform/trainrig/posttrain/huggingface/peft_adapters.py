@@ -25,6 +25,7 @@ from trainrig.config import build
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.added_tokens import TABLES
 from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA, alpha_divisor, is_of_head, is_router
 from trainrig.models.lora import is_adapter, list_adapter_shapes
 from trainrig.posttrain.huggingface import peft_layers, peft_settings
@@ -37,8 +38,9 @@ from trainrig.train.training_job import Adapter
 def export_adapter(path: str, out: str) -> dict[str, Any]:
     """Write the adapter of the newest checkpoint at `path` as the PEFT folder `out`.
 
-    Raises DataError if the checkpoint is not an adapter, and if it adapts an embedding that shares
-    its table with the head: PEFT would change one without the other.
+    Raises DataError if the checkpoint is not an adapter, if it adapts an embedding that shares its
+    table with the head (PEFT would change one without the other), and if it adapts feed-forward
+    layers beside experts.
     """
     check_folder(out)
     if storage.find_first(out):
@@ -58,6 +60,14 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         raise DataError(
             f"{opened.path}: the adapter changes the embedding and the head that shares its "
             "table, which PEFT can't do; export without --adapter, which merges it"
+        )
+    beside_experts = isinstance(opened.config.feedforward, MixtureOfExperts) and any(
+        ".feedforward." in part for name in joined for part in layers[name].parts
+    )
+    if beside_experts:
+        raise DataError(
+            f"{opened.path}: the adapter changes feed-forward layers beside experts, and PEFT "
+            "takes their names for those of experts; export without --adapter, which merges it"
         )
     tensors = {}
     for name, adapter in joined.items():

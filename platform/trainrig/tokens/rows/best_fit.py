@@ -126,6 +126,7 @@ ARRAYS: plan_files.Arrays = {
 BLOCK_DOCUMENTS = 2**20
 # Limit on the rows that the documents of a block fill, for sources of very long documents.
 BLOCK_ROWS = 2**20
+PIECES_AT_ONCE = 2**20  # pieces whose starts are searched at a time: 8 MiB
 
 
 def name_plan(sequence_length: int) -> str:
@@ -300,6 +301,33 @@ class BestFitRows:
         targets[ends[-1] - 1 :] = IGNORE
         targets[begins[1:][continues[1:]] - 1] = IGNORE
         return np.stack([begins, numbers], axis=1)[begins < self._length]
+
+    def find_windows(self, source: str, numbers: Integers) -> Integers:
+        """Return the windows that hold the documents, as `MaskableLayout.find_windows` says.
+
+        Reads the starts of all pieces of the source: 8 bytes each.
+        """
+        count = self._plan.count("starts", source)
+        bounds = self._shards.find_document_starts(source, np.stack([numbers, numbers + 1]))
+        order = np.argsort(numbers)
+        begins, ends = bounds[:, order]
+        found = set[tuple[int, int]]()
+        for first in range(0, count, PIECES_AT_ONCE):
+            starts = self._plan.read("starts", source, first, min(count, first + PIECES_AT_ONCE))
+            document = np.searchsorted(begins, starts, "right") - 1
+            inside = np.flatnonzero((document >= 0) & (starts < ends[np.maximum(document, 0)]))
+            windows = self._plan.search("row_ends", source, first + inside)
+            found |= {
+                *zip(windows.tolist(), numbers[order][document[inside]].tolist(), strict=True)
+            }
+        return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+
+    def find_last_target(self, source: str, window: int, span: int) -> int:
+        """Return the number of the document of a row's last target, or -1 if it is padding."""
+        starts, lengths = self._read_pieces(source, window)
+        if lengths.sum() <= self._length:
+            return -1
+        return int(self._shards.find_document_numbers(source, starts[-1:])[0])
 
     def _read_pieces(self, source: str, window: int) -> tuple[Integers, Integers]:
         """Return the [P] start in the source and the [P] length of each of the row's pieces."""

@@ -120,6 +120,32 @@ class Concatenated:
         first = self._shards.find_document_numbers(source, np.array([start]))[0]
         return np.stack([places, first + np.arange(len(places))], axis=1)
 
+    def find_windows(self, source: str, numbers: Integers) -> Integers:
+        """Return the windows that hold the documents, as `MaskableLayout.find_windows` says."""
+        bounds = self._shards.find_document_starts(source, np.stack([numbers, numbers + 1]))
+        return self._list_windows(source, numbers, bounds[0], bounds[1])
+
+    def find_last_target(self, source: str, window: int, span: int) -> int:
+        """Return the number of the document of a row's last target."""
+        last = np.array([(window + span) * self._length])
+        return int(self._shards.find_document_numbers(source, last)[0])
+
+    def _list_windows(
+        self, source: str, numbers: Integers, begins: Integers, ends: Integers
+    ) -> Integers:
+        """Return [N, 2] the windows of documents that begin and end at these ids of the stream."""
+        # Id t is in window t // T, and the target of a position of window (t - 1) // T.
+        firsts = np.maximum(begins - 1, 0) // self._length
+        lasts = np.minimum((ends - 1) // self._length, self.windows(source) - 1)
+        found = [
+            (window, number)
+            for number, first, last in zip(
+                numbers.tolist(), firsts.tolist(), lasts.tolist(), strict=True
+            )
+            for window in range(first, last + 1)
+        ]
+        return np.array(sorted(set(found)), dtype=np.int64).reshape(-1, 2)
+
 
 class Shuffled(Concatenated):
     """Rows of documents in the order of the shuffle plan.
@@ -156,6 +182,28 @@ class Shuffled(Concatenated):
         shown = begins < start + count  # the last piece may have nothing but the last target
         numbers = self._shards.find_document_numbers(source, starts[shown])
         return np.stack([begins[shown] - start, numbers], axis=1)
+
+    def find_windows(self, source: str, numbers: Integers) -> Integers:
+        """Return the windows that hold the documents, as `MaskableLayout.find_windows` says.
+
+        Raises DataError if the plan has other documents at their places.
+        """
+        count = self._plan.count("ends", source)
+        key = f"documents\n{self._plan.head.settings['seed']}\n{source}"
+        places = permute_indices(numbers, count, key)
+        ends = self._plan.take("ends", source, places)
+        before = self._plan.take("ends", source, np.maximum(places - 1, 0))
+        starts = self._shards.find_document_starts(source, numbers)
+        if (self._plan.take("starts", source, places) != starts).any():
+            found = f"{source}: documents at other places than the seed puts them"
+            raise self._plan.make_impossible_error("starts", found)
+        return self._list_windows(source, numbers, np.where(places > 0, before, 0), ends)
+
+    def find_last_target(self, source: str, window: int, span: int) -> int:
+        """Return the number of the document of a row's last target."""
+        last = (window + span) * self._length
+        _, starts = self._read_documents(source, last, last + 1)
+        return int(self._shards.find_document_numbers(source, starts[:1])[0])
 
     def _read_documents(self, source: str, start: int, end: int) -> tuple[Integers, Integers]:
         """Return where D documents of the shuffled stream begin: (bounds, starts).

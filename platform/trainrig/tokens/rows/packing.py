@@ -54,7 +54,7 @@ def open_layout(
     shards: TokenShards,
     sequence_length: int,
     cache: BlockCache | None = None,
-) -> Layout:
+) -> Concatenated | BestFitRows:
     """Open the rows of `shards` under `packing`, in base windows of `sequence_length` positions.
 
     `cache` keeps blocks of a plan that is in a bucket. Raises ConfigError if the packing needs a

@@ -25,6 +25,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
+from trainrig.tokens.rows.masked_documents import MaskedDocuments, MaskedRows, UsedMasks
 from trainrig.tokens.rows.packing import Layout, open_layout
 from trainrig.tokens.rows.timeline import Places, Timeline
 from trainrig.tokens.rows.window_order import RowStarts, WindowBlocks
@@ -149,6 +150,7 @@ class PretrainBatches:
         cache: BlockCache | None = None,
         layout: Layout | None = None,
         corruption: batches.Corruption | None = None,
+        masked: MaskedDocuments | None = None,
     ) -> None:
         """Prepare the order of all samples.
 
@@ -158,19 +160,24 @@ class PretrainBatches:
             cache: Keeps blocks of a packing plan that is in a bucket.
             layout: Rows of `shards`; None: those of the packing in `settings`.
             corruption: Transformation that the objective applies to each row; None: no change.
+            masked: Documents that are not trained on, of rows of `settings.packing`; None: all are.
 
         Raises:
             ConfigError: The settings do not fit the sources.
-            DataError: A source with weight has no complete window.
+            DataError: A source with weight has no complete window, or a masked document is not
+                among the documents.
         """
         self.shards = shards
         self.settings = settings
         self.sources = shards.sources
         if not self.sources:
             raise DataError(f"{shards.folder}: the shards hold no tokens; tokenize some documents")
+        below = None
         if layout is None:
             assert isinstance(shards, TokenShards)
-            layout = open_layout(settings.packing, shards, settings.base_length, cache)
+            layout = below = open_layout(settings.packing, shards, settings.base_length, cache)
+            if masked:
+                layout = MaskedRows(below, shards, masked, settings.base_length)
         self._layout = layout
         self.corruption = corruption
         together = settings.longest_length // settings.base_length
@@ -189,6 +196,12 @@ class PretrainBatches:
             {s: WindowBlocks(s, counts[s], together, settings.seed) for s in read},
             settings.base_length,
             caps if settings.when_exhausted == "renormalise" else {},
+        )
+        self._below = below  # without masks; None: rows of a layout that cannot be masked
+        self._used_masks = self._open_used_masks(masked) if masked else None
+        # Source and number of each masked document.
+        self.masked: frozenset[tuple[str, int]] = frozenset(
+            (document.source, document.number) for document in (masked.documents if masked else ())
         )
 
     def micro_batches(self, step: int) -> int:
@@ -224,12 +237,13 @@ class PretrainBatches:
     def denominators(self, step: int) -> dict[str, int]:
         """Return the denominators of the losses of the global batch of `step`, by name.
 
-        The number of targets is exact. Other denominators are at least 1, so that an empty sum
-        divided by one stays 0.
+        The number of targets is exact, but at least 1 if documents are masked. Other denominators
+        are at least 1, so that an empty sum divided by one stays 0.
         """
         samples, counts = self.count_row_targets(step)
         if self.corruption is None:
-            return {batches.TOKENS: int(counts.sum())}
+            least = 0 if self._used_masks is None else 1  # masks may leave no target
+            return {batches.TOKENS: max(least, int(counts.sum()))}
         total: dict[str, int] = {}
         size = self.timeline.find_stage(step).micro_batch
         for rows in zip(samples.reshape(-1, size), counts.reshape(-1, size), strict=True):
@@ -330,7 +344,31 @@ class PretrainBatches:
             "longest_sequence_length": self.settings.longest_length,
             "samples": samples,
             "segments": self.timeline.describe_segments(samples),
+            **self._describe_masks(samples),
         }
+
+    def _open_used_masks(self, masked: MaskedDocuments) -> UsedMasks:
+        assert self._below is not None
+        return UsedMasks(self.timeline, masked, self._below)
+
+    def iterate_uses(
+        self, masked: MaskedDocuments, past: int
+    ) -> Iterator[tuple[int, int, str, int]]:
+        """Yield (step, sample, source, document's number) for each row that uses a document.
+
+        A row uses a document if a token of it is an id or a target of the row.
+
+        The documents are those of `masked`, whether these batches mask them or not. The steps end
+        before `past`.
+        """
+        uses = self._open_used_masks(masked).iterate(0, self.timeline.find_first_sample(past))
+        for sample, source, number in uses:
+            yield self.timeline.find_step(sample), sample, source, number
+
+    def _describe_masks(self, samples: int) -> dict[str, Any]:
+        """Return the masked documents of the first `samples` samples, if there are any."""
+        used = self._used_masks.describe(samples) if self._used_masks else {}
+        return {"masked_documents": used} if used else {}
 
     def _list_micro_batch_sizes(self, samples: int) -> dict[str, Any]:
         """Return the sizes of micro-batches before `samples`, if a corruption depends on them."""

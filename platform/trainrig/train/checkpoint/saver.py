@@ -377,7 +377,8 @@ def _record(
         "skip": [spike.skip.begin, spike.skip.end],
     }
     to = _find_newest_before(folder, spike.skip.begin)
-    if to is None and state.step > 2 * job.training.checkpoints.every:
+    late = state.step > 2 * job.training.checkpoints.every
+    if to is None and late and not _branches_before(job, spike.skip.begin):
         # Early checkpoints were deleted; starting from step 0 would cost more than the spike.
         what = f"no checkpoint from before data step {spike.skip.begin} is left"
         folder.record("spike", attempt=attempt.number, **details, back_to=None, what=what)
@@ -386,6 +387,13 @@ def _record(
     folder.record("spike", attempt=attempt.number, **details, back_to=back_to)
     folder.take_attempt(back_to, (spike.skip.begin, spike.skip.end))
     return back_to
+
+
+def _branches_before(job: TrainingJob, data_step: int) -> bool:
+    """Return whether `job` started from a checkpoint trained only on data before `data_step`."""
+    if job.branch_from is None:
+        return False
+    return int(checkpoint_metadata.read_entries(job.branch_from)["data_step"]) <= data_step
 
 
 def _find_newest_before(folder: RunFolder, data_step: int) -> int | None:

@@ -14,6 +14,7 @@ from trainrig.objectives.denoising.row_shapes import (
     find_model_kind,
 )
 from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import Corrupting
 from trainrig.objectives.objective_kinds import PretrainingObjective
 from trainrig.objectives.objective_settings import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
@@ -128,6 +129,9 @@ class Pretraining(TrainingRunFile):
     # Changes of the model's positions at given steps, for longer sequences. Changes at steps that
     # an unfinished run has not reached may be edited.
     context: Annotated[tuple[ContextStage, ...], EXTENDABLE] = ()
+    # File of documents that are not trained on, which `trainrig forget` wrote; None: all documents
+    # are. Their places stay, so the order of everything else does not change.
+    masked_documents: Annotated[str | None, NOT_IDENTITY] = None
     # Plan that `trainrig plan` wrote, which the report compares the loss with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # size and content of the batches
@@ -145,6 +149,11 @@ class Pretraining(TrainingRunFile):
                 "MaskedLM; leave it out"
             )
         check_rows(self.objective, self.batches)
+        if self.masked_documents is not None and isinstance(self.objective, Corrupting):
+            raise ValueError(
+                f"masked_documents: objective {self.objective.kind} changes the rows, so documents "
+                'cannot be masked; leave it out, or set objective.kind = "CausalLM"'
+            )
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)

@@ -1,0 +1,190 @@
+"""Command-line verb that takes pages back from a pretraining run: forget."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainrig import command_line
+from trainrig.command_line import Json
+from trainrig.errors import ConfigError
+from trainrig.report.number_formats import format_count, format_duration, format_short
+
+if TYPE_CHECKING:
+    from trainrig.attribution.forgetting.forget_plan import ForgetPlan, LearnedPage
+
+MOST_SHOWN = 20  # pages that the plan lists; JSON has all
+
+
+def forget(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
+            autocompletion=command_line.run_files,
+        ),
+    ],
+    urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the URL of a page to take back on each line; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    documents: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the id of a document to take back on each line; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Run folder to write; must be new, or of this command.  [default: none]",
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes", help="Train from the beginning if no checkpoint is from before the pages."
+        ),
+    ] = False,
+    children: Annotated[
+        bool,
+        typer.Option(
+            "--children",
+            help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Instance in the table of hardware whose on-demand price gives the cost.  "
+            "[default: no cost]",
+        ),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Further folder to search for runs that started from RUN; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the certificate in RUN instead.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take pages back from a pretraining run: train it again from before their first use.
+
+    The new run equals, byte for byte, a run that had the pages masked from its beginning. RUN is
+    not changed. Run the same command again to continue after a stop.
+    """
+    if check:
+        _check(run, against, as_json)
+        return
+    if against is not None:
+        raise ConfigError("forget --against: needs --check; add it")
+    if not urls and not documents:
+        raise ConfigError("forget: name the pages by --urls FILE or --documents FILE")
+    if out is None and not plan:
+        raise ConfigError("forget: name the run folder to write by --out DIR, or give --plan")
+    from trainrig.attribution.forgetting.forget_plan import plan_forgetting
+    from trainrig.attribution.forgetting.requested_pages import read_request
+
+    request = read_request(urls or (), documents or ())
+    found = plan_forgetting(run, request, instance, search or (), out)
+    if plan or not found.pages:
+        print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))
+        return
+    assert out is not None
+    if found.start is None and not yes:
+        raise ConfigError(
+            f"{found.run}: no whole checkpoint is from before update {found.first_update}, the "
+            f"first that learned from a page, so all {found.replay.last:,} updates are made again "
+            f"({describe_cost(found)}); add --yes to do that"
+        )
+    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
+
+    if not as_json:
+        print("\n".join(describe_plan(found)), flush=True)
+    certificate = take_back(found, out, workers, children)
+    written = f"{certificate.run}/{CERTIFICATE}"
+    if as_json:
+        print(json.dumps({**certificate.model_dump(mode="json"), "certificate": written}))
+    else:
+        print(written)
+
+
+def _check(run: str, against: str | None, as_json: bool) -> None:
+    from trainrig.attribution.forgetting.forget_stage import check_certificate
+
+    lines = list(check_certificate(run, against))
+    print(json.dumps({"run": run, "checks": lines}) if as_json else "\n".join(lines))
+
+
+def describe_plan(plan: "ForgetPlan") -> Iterator[str]:
+    """Yield the lines of a plan: pages, updates, checkpoint, cost and runs that started from it."""
+    for unused in plan.unused:
+        yield f"{unused.name}: nothing to take back; {unused.reason}"
+    if not plan.pages:
+        yield "nothing is done"
+        return
+    for page in plan.pages[:MOST_SHOWN]:
+        yield _describe_page(page)
+    if len(plan.pages) > MOST_SHOWN:
+        yield f"and {format_count(len(plan.pages) - MOST_SHOWN, 'document')} more"
+    if plan.unknown_base:
+        yield f"initial weights: {plan.unknown_base}; their training data is unknown"
+    learned = ", ".join(f"{step:,}" for step in plan.checkpoints) or "none"
+    yield f"checkpoints that learned from them: {learned}"
+    replay = plan.replay
+    if plan.start:
+        yield f"newest checkpoint from before them: {plan.start.checkpoint}"
+    else:
+        yield "newest checkpoint from before them: none; the replay starts at the beginning"
+    yield f"updates to make again: {replay.first:,} to {replay.last:,}, {describe_cost(plan)}"
+    for child in plan.children:
+        done = child.left_to_user or "made again by --children"
+        yield f"{child.folder}: `{child.verb}` from step {child.step:,} of {child.parent}; {done}"
+
+
+def _describe_page(page: "LearnedPage") -> str:
+    updates = ", ".join(f"{step:,}" for step in page.updates[:10])
+    more = ", …" if len(page.updates) > 10 else ""
+    tokens = format_count(page.tokens, "token")
+    document = page.document
+    return f"{document.url or document.id}: {tokens} in {document.source}, updates {updates}{more}"
+
+
+def describe_cost(plan: "ForgetPlan") -> str:
+    """Describe the tokens, hours and money of the updates to make again."""
+    replay = plan.replay
+    tokens = format_short(replay.tokens).replace("\u00a0", " ")
+    hours = format_duration(replay.worker_hours * 3600).replace("\u00a0", " ")
+    price = ""
+    if replay.usd is not None:
+        price = f", {replay.usd:,.2f} USD" if replay.usd >= 0.01 else ", less than 0.01 USD"
+    return f"about {tokens} tokens and {hours} of one worker{price}"
