@@ -23,13 +23,15 @@ HIDDEN_INLINE: Final = _name_set(
     "katex-html mathjax mathjax_preview mathjax_svg mathjax_chtml sr-only visually-hidden "
     "visuallyhidden screen-reader-text a11y-hidden mw-editsection mw-cite-backlink"
 )
+_NOT_SEARCHED: Final = _name_set("math svg script style iframe noembed noframes")
 
 
 def list_visible_characters(tree: HTMLTree) -> str:
     """Return the text of all visible nodes without white space and control characters.
 
-    Not for pages with formulas, raised numbers, line numbers, buttons in code or links of headings
-    to themselves, which the walk rewrites or drops by looking at where they are and what they hold.
+    Of a formula that has TeX, only the TeX is visible. Not for pages with raised numbers, line
+    numbers, buttons in code or links of headings to themselves, which the walk rewrites or drops by
+    looking at where they are and what they hold.
     """
     parts: list[str] = []
     if tree.document is not None:
@@ -47,7 +49,11 @@ def _collect(node: Node, parts: list[str]) -> None:
         if child.type == NodeType.TEXT:
             parts.append(child.value or "")
         elif isinstance(child, ElementNode) and not _is_hidden(child):
-            _collect(child, parts)
+            tex = _find_tex(child) if child.tag == "math" else ""
+            if tex:
+                parts.append(tex)
+            else:
+                _collect(child, parts)
         child = child.next
 
 
@@ -61,6 +67,22 @@ def _is_hidden(element: ElementNode) -> bool:
     classes = (element.getattr("class") or "").lower().split()
     return (
         element.hasattr("hidden")
-        or "display:none" in style
+        or "display:none" in style.lower()
         or not HIDDEN_INLINE.isdisjoint(classes)
     )
+
+
+def _find_tex(element: ElementNode) -> str:
+    """Return the TeX of a formula's first annotation in TeX that is in none of _NOT_SEARCHED."""
+    child = element.first_child
+    while child is not None:
+        if isinstance(child, ElementNode) and child.tag not in _NOT_SEARCHED:
+            start = child.first_child
+            is_tex = child.tag == "annotation" and child.getattr("encoding") == "application/x-tex"
+            if is_tex and start is not None and start.type == NodeType.TEXT:
+                return start.value or ""
+            found = _find_tex(child)
+            if found:
+                return found
+        child = child.next
+    return ""

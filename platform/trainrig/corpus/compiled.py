@@ -34,11 +34,21 @@ def compile_nogil(function: _Function) -> _Function:
     return cast(_Function, Compiled(function))
 
 
+def compile_kernel(function: _Function) -> _Function:
+    """Compile a function that creates no array, as `compile_nogil` does.
+
+    numba counts no references in such a function, so it compiles in less time and runs faster. All
+    compiled functions that it calls must be of the same kind.
+    """
+    return cast(_Function, Compiled(function, allocates=False))
+
+
 class Compiled:
     """A function that numba compiles when it or a compiled caller is first called."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: Callable[..., object], allocates: bool = True) -> None:
         self._function = function
+        self._allocates = allocates
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: object) -> object:
@@ -75,7 +85,8 @@ class Compiled:
             before = settings.CACHE_LOCATOR_CLASSES
             settings.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
             try:
-                return numba.njit(cache=True, nogil=True, **options)(function)
+                # `_nrt` is numba's runtime, which counts the references to arrays.
+                return numba.njit(cache=True, nogil=True, _nrt=self._allocates, **options)(function)
             finally:
                 settings.CACHE_LOCATOR_CLASSES = before
 

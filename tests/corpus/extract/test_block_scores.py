@@ -4,6 +4,7 @@ import pytest
 from trainrig.corpus.extract.block_scores import ScoredBlocks, vote
 from trainrig.corpus.extract.extractors import Favour
 from trainrig.corpus.extract.page_blocks import PageBlocks
+from trainrig.corpus.page_walk.page_walk import walk_page
 
 # Four blocks of equal length, each of more than three words.
 LINES = ["ant apple axe arch", "bee bread bow bell", "cat corn cup coat", "dog dill drum door"]
@@ -12,7 +13,7 @@ LARGE = 60_000  # log-odds that no votes can outweigh
 
 def make_scored_blocks(lines: list[str], odds: list[int]) -> ScoredBlocks:
     page = "".join(f"<p>{line}</p>\n" for line in lines).encode()
-    return ScoredBlocks(PageBlocks(page, ""), np.array(odds, np.int32))
+    return ScoredBlocks(PageBlocks(walk_page(page, stops=False), ""), np.array(odds, np.int32))
 
 
 def vote_on(judged: ScoredBlocks, precision: str, balance: str = "") -> tuple[str, list[str]]:

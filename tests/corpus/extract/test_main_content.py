@@ -13,6 +13,7 @@ from trainrig.corpus.extract.block_scores import ScoredBlocks, cut_tree
 from trainrig.corpus.extract.main_content import (
     compute_extracted_share,
     favour_posts,
+    find_posts,
     is_forum,
     keep_insets,
     remove_thumbnails,
@@ -259,7 +260,7 @@ def test_posts_of_a_forum_are_favoured_over_what_is_around_them():
     assert all(sentence in text for sentence in SENTENCES)
     blocks = cut_tree(HTMLTree.parse(html))
     judged = ScoredBlocks(blocks, np.zeros(len(blocks.numbers), np.int32))
-    assert favour_posts(judged).format_text(True).split("\n") == list(SENTENCES)
+    assert favour_posts(judged, find_posts(blocks)).format_text(True).split("\n") == list(SENTENCES)
     assert is_forum(html)
     assert not is_forum(ARTICLE)
 

@@ -9,10 +9,11 @@ from resiliparse.parse.html import HTMLTree
 from support.visible_text import list_visible_characters
 
 from trainrig.corpus.extract.block_format import extract_lines
-from trainrig.corpus.extract.block_scores import cut_tree
+from trainrig.corpus.extract.block_scores import cut_tree, replace_raw_text, serialise
 from trainrig.corpus.extract.page_blocks import KIND, MARKER, PageBlocks
 from trainrig.corpus.page_walk.page_elements import HIDDEN, LANDMARK, WORD_FLAG
 from trainrig.corpus.page_walk.page_text import CODE, H1, ITEM, PARAGRAPH, ROW, TERM, TEXT
+from trainrig.corpus.page_walk.page_walk import walk_page
 
 
 def cut(html: str) -> PageBlocks:
@@ -65,9 +66,129 @@ word = st.sampled_from(
 @example("<plaintext>a<p>&amp;")
 @example("<svg><title>a</title></svg><xmp>a<b>&amp;</xmp>")
 def test_each_visible_character_is_in_exactly_one_block(html: str):
+    found = "".join(lines(html))
+    expected = list_visible_characters(HTMLTree.parse(html)).replace("\0", "")
+    assert re.sub(r"[\x00-\x20\x7f]", "", found) == expected
+
+
+WORDS = ("alpha ", "beta ", "gamma ", "delta ", "omega ")
+# Elements whose content is raw text, foreign elements, and the places where HTML begins in them.
+RAW_TAGS = """
+    script SCRIPT style STYLE xmp iframe noembed noframes plaintext template textarea TEXTAREA
+    select option svg SVG foreignObject desc title math MATH mi mtext mrow semantics annotation-xml
+    p div b table td BR br/ input input/ link wbr/
+"""
+RAW_ATTRIBUTES = (
+    "",
+    ' ="a="b>"',
+    ' a"b="<x>"',
+    ' <c="1"',
+    ' encoding="text/html"',
+    " =",
+)
+ODD_MARKUP = (
+    "<!--",
+    "-->",
+    "--!>",
+    "<!-->",
+    "<!--->",
+    "<!-- > -->",
+    "<!--<script>",
+    "<!--<SCRIPT ",
+    "<![CDATA[",
+    "]]>",
+    "<?php if (a ?>",
+    "<?x-->",
+    '<!doctype "=">',
+    "&lt;/style&gt;",
+    "&lt;/svg&gt;",
+    "&lt;/math&gt;",
+    "&lt;/script&gt;",
+    "&lt;!--",
+    "&lt;script&gt;",
+    "</",
+    "<",
+    '<annotation encoding="application/x-tex">',
+    "</annotation>",
+    "<b STYLE='DISPLAY: NONE'>alpha </b>",
+)
+raw_tag = st.builds(
+    lambda name, about, closing: f"</{name}>" if closing else f"<{name}{about}>",
+    st.sampled_from(RAW_TAGS.split()),
+    st.sampled_from(RAW_ATTRIBUTES),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(raw_tag | st.sampled_from(ODD_MARKUP) | st.sampled_from(WORDS), max_size=30).map(
+        "".join
+    )
+)
+@example("<script><!--<script></script>alpha --></script>beta")
+@example("<p>alpha </p><script><!--<script></script>beta")
+@example("<table><td>alpha </td></tr><b>beta <script><!--<script>")
+@example("<svg><style><style>alpha </style></style>beta </svg>gamma")
+@example("<svg><style>&lt;/style&gt;&lt;/svg&gt;alpha </style></svg>beta")
+@example("<plaintext>alpha </plaintext>beta <script>gamma")
+@example("<math><xmp>alpha &lt;/xmp&gt;beta <mi>gamma </xmp></math>delta")
+@example("<math><mtext><math></math>alpha <annotation encoding=application/x-tex>beta ")
+@example('<p ="a=">">alpha')
+@example('<!doctype "=">alpha')
+@example("<title><?php if (a ?></title><select><?php ?></select>alpha")
+def test_neither_markup_nor_raw_text_leaks(html: str):
+    pattern = "|".join(word.strip() for word in WORDS)
+    expected = re.findall(pattern, list_visible_characters(HTMLTree.parse(html)))
+    assert re.findall(pattern, "\n".join(lines(html))) == expected
+
+
+@given(
+    st.lists(raw_tag | st.sampled_from(ODD_MARKUP) | st.sampled_from(WORDS), max_size=30).map(
+        "".join
+    )
+)
+@example("<template><svg><style>&lt;!--</style></svg></template>alpha")
+@example("<template><math><script><!---></script></math></template>alpha")
+@example("<script type=math/tex><!--<script></script>alpha")
+@example("<math><script type=math/tex>&lt;!--</script></math>alpha")
+def test_a_page_has_one_reading_without_its_raw_text(html: str):
     tree = HTMLTree.parse(html)
-    found = "".join(extract_lines(cut_tree(tree)))
-    assert re.sub(r"[\x00-\x20\x7f]", "", found) == list_visible_characters(tree).replace("\0", "")
+    replace_raw_text(tree)
+    assert not walk_page(serialise(tree), stops=False).ambiguous
+
+
+FORMULA = "<math><script>&lt;!-- </script></math>"
+ANNOTATION = "<annotation encoding='application/x-tex'>" + "x" * 1000 + "</annotation>"
+
+
+def test_formulas_that_share_an_annotation_do_not_overflow_the_output():
+    tree = HTMLTree.parse(f"<p>a</p>{FORMULA * 50}<!-- -->{ANNOTATION}")
+    html = serialise(tree)
+    for stops in (True, False):
+        walked = walk_page(html, stops)
+        assert walked.ambiguous
+        assert len(walked.text) <= 2 * len(html)
+    assert extract_lines(cut_tree(tree)) == ["a"]
+
+
+@pytest.mark.parametrize("size", range(18))
+@pytest.mark.parametrize(
+    "ending", [b"<", b"</", b"<sup>1<", b"&", b"&am", b"<p a=", b'<p a="', b"<!-", b"<"]
+)
+def test_a_page_that_breaks_off_anywhere_is_walked_to_its_end(size: int, ending: bytes):
+    html = (b"a" * size + ending)[-size:] if size else b""
+    walked = walk_page(html, stops=False)
+    assert len(walked.rows) <= 1
+
+
+@pytest.mark.parametrize(
+    "element",
+    ["iframe", "noembed", "noframes", "script", "style", "xmp"],
+)
+def test_a_comment_that_begins_in_raw_text_hides_no_end_of_a_table(element: str):
+    table = f"<table><tr><td>a<td>b<{element}><!-- </{element}></table>"
+    expected = ["a\tb", "<!--"] if element == "xmp" else ["a\tb"]
+    assert lines(table + "<p>c") == [*expected, "c"]
 
 
 @given(st.lists(tag | word, max_size=40).map("".join))

@@ -10,9 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.container_features import (
     CONTAINER_FEATURES,
+    count_key,
+    create_container_sums,
+    create_table,
     fill_container_features,
 )
 from trainrig.corpus.extract.page_blocks import (
@@ -44,48 +47,61 @@ _FIRST_CONTAINER: Final = _FIRST_CONTEXT + _CONTEXT_FEATURES
 _FIRST_FLAG: Final = _FIRST_CONTAINER + CONTAINER_FEATURES
 FEATURES: Final = _FIRST_FLAG + ANCESTRY_BITS + WORD_BITS
 
+# Numbers about the blocks before the features are computed. A difference of two entries of a sum
+# over the blocks before each block is the sum over the blocks between.
+(
+    _SIZE,  # characters before each block
+    _LINKED,  # characters in links before each block
+    _PROSE,  # characters in prose-like blocks before each block
+    _GOOD_BLOCKS,  # prose-like blocks before each block
+    _TOPICS,  # words of any topic in each block
+    _GOOD,  # 1 for a prose-like block
+    _NEXT_GOOD,  # distance to the next prose-like block, at most FAR
+    _NEXT_HEADING,  # index of the next heading, N where none follows
+    _REPEATS,  # number of blocks with the words of each block
+    _SUMS,
+) = range(10)
+
 
 def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
     """Compute the features of one page's blocks, [N, FEATURES]."""
-    result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
-    if len(result):
-        order = np.argsort(blocks.digests, kind="stable")
-        fill(
+    count = len(blocks.numbers)
+    result = np.zeros((count, FEATURES), np.int32)
+    if count:
+        work = np.zeros((_SUMS, count + 1), np.int64)
+        count_repeats(blocks.digests, create_table(count), work)
+        fill_sums(blocks.numbers, work)
+        fill_container_features(
             blocks.numbers,
-            blocks.digests[order],
-            order,
+            work[_GOOD],
             blocks.container,
             blocks.containers,
+            *create_container_sums(len(blocks.containers)),
+            _FIRST_CONTAINER,
             result,
         )
+        fill(blocks.numbers, work, result)
         fill_flags(blocks.flags, blocks.near, result)
     return result
 
 
-@compile_nogil
+@compile_kernel
 def _compute_share(part: int, whole: int) -> int:
     return 1000 * part // whole if whole > 0 else 0
 
 
-@compile_nogil
-def _count_repeats(
-    sorted_digests: NDArray[np.uint64], order: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return [N] the number of blocks with the words of each block, itself included."""
-    n = len(order)
-    repeats = np.zeros(n, np.int64)
-    i = 0
-    while i < n:
-        j = i
-        while j < n and sorted_digests[j] == sorted_digests[i]:
-            j += 1
-        for k in range(i, j):
-            repeats[order[k]] = j - i
-        i = j
-    return repeats
+@compile_kernel
+def count_repeats(
+    digests: NDArray[np.uint64], table: NDArray[np.int64], work: NDArray[np.int64]
+) -> None:
+    """Count the blocks with the words of each block, itself included."""
+    for i in range(len(digests)):
+        work[_REPEATS, i] = count_key(int(np.int64(digests[i])), table)
+    for i in range(len(digests)):
+        work[_REPEATS, i] = table[work[_REPEATS, i], 1]
 
 
-@compile_nogil
+@compile_kernel
 def _find_title(numbers: NDArray[np.int32]) -> int:
     """Return the first heading whose words are mostly in the page's title, or -1."""
     for i in range(len(numbers)):
@@ -96,29 +112,33 @@ def _find_title(numbers: NDArray[np.int32]) -> int:
     return -1
 
 
-@compile_nogil
-def _find_next(
-    numbers: NDArray[np.int32], good: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compute for each block the distance to the next prose-like block, and the next heading.
-
-    Both have shape [N]. The distance is at most FAR; the next heading is N where none follows.
-    """
+@compile_kernel
+def fill_sums(numbers: NDArray[np.int32], work: NDArray[np.int64]) -> None:
+    """Fill `work`, [_SUMS, N + 1], for the blocks of a page."""
     n = len(numbers)
-    next_good = np.full(n, FAR, np.int64)
-    next_heading = np.full(n, n, np.int64)
+    for i in range(n):
+        row = numbers[i]
+        characters = int(row[CHARACTERS])
+        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
+        good = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
+        work[_GOOD, i] = good
+        work[_GOOD_BLOCKS, i + 1] = work[_GOOD_BLOCKS, i] + good
+        work[_SIZE, i + 1] = work[_SIZE, i] + characters
+        work[_LINKED, i + 1] = work[_LINKED, i] + row[LINK_CHARACTERS]
+        work[_PROSE, i + 1] = work[_PROSE, i] + characters * good
+        for topic in range(FIRST_TOPIC, WIDTH):
+            work[_TOPICS, i] += row[topic]
     distance = FAR
     heading_at = n
     for i in range(n - 1, -1, -1):
-        next_good[i] = min(distance, FAR)
-        next_heading[i] = heading_at
-        distance = 1 if good[i] else distance + 1
+        work[_NEXT_GOOD, i] = distance
+        work[_NEXT_HEADING, i] = heading_at
+        distance = 1 if work[_GOOD, i] else min(FAR, distance + 1)
         if H1 <= numbers[i, KIND] <= H6:
             heading_at = i
-    return next_good, next_heading
 
 
-@compile_nogil
+@compile_kernel
 def _write_neighbours(
     i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
 ) -> None:
@@ -148,44 +168,28 @@ def _write_neighbours(
         column += _NEIGHBOUR_FEATURES
 
 
-@compile_nogil
+@compile_kernel
 def fill(
     numbers: NDArray[np.int32],
-    sorted_digests: NDArray[np.uint64],
-    order: NDArray[np.int64],
-    container: NDArray[np.int64],
-    containers: NDArray[np.int64],
+    work: NDArray[np.int64],
     result: NDArray[np.int32],
 ) -> None:
     """Write the features of all blocks of a page into `result`."""
     n = len(numbers)
-    repeats = _count_repeats(sorted_digests, order)
-    # Prefix sums, so that a difference of two entries is the sum over the blocks between.
-    size = np.zeros(n + 1, np.int64)  # characters before each block
-    linked = np.zeros(n + 1, np.int64)  # characters in links before each block
-    prose = np.zeros(n + 1, np.int64)  # characters in prose-like blocks before each block
-    topics = np.zeros(n, np.int64)
-    good = np.zeros(n, np.bool_)
-    for i in range(n):
-        row = numbers[i]
-        characters = int(row[CHARACTERS])
-        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
-        good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
-        size[i + 1] = size[i] + characters
-        linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
-        prose[i + 1] = prose[i] + (characters if good[i] else 0)
-        topics[i] = row[FIRST_TOPIC:].sum()
-    fill_container_features(numbers, good, container, containers, _FIRST_CONTAINER, result)
+    size = work[_SIZE]
+    linked = work[_LINKED]
+    prose = work[_PROSE]
+    topics = work[_TOPICS]
     title = _find_title(numbers)
-    next_good, next_heading = _find_next(numbers, good)
-    good_blocks = max(1, good.sum())
+    good_blocks = max(1, work[_GOOD_BLOCKS, n])
     distance = FAR  # distance back to the last prose-like block
     heading = -1  # index of the last heading
     run = 0  # consecutive blocks of the same kind, up to this one
     for i in range(n):
         row = numbers[i]
         out = result[i]
-        out[:WIDTH] = row
+        for number in range(WIDTH):
+            out[number] = row[number]
         out[WIDTH] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
         out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
         out[WIDTH + 2] = topics[i]
@@ -202,7 +206,7 @@ def fill(
         out[column + 3] = _compute_share(prose[i], prose[n])
         out[column + 4] = _compute_share(prose[n] - prose[i + 1], prose[n])
         out[column + 5] = distance
-        out[column + 6] = next_good[i]
+        out[column + 6] = work[_NEXT_GOOD, i]
         out[column + 7] = min(i, 1000)
         out[column + 8] = min(n - 1 - i, 1000)
         out[column + 9] = _compute_share(size[i], size[n])
@@ -210,11 +214,11 @@ def fill(
         out[column + 11] = size[n]
         out[column + 12] = prose[n]
         out[column + 13] = _compute_share(linked[n], size[n])
-        out[column + 14] = repeats[i]
+        out[column + 14] = work[_REPEATS, i]
         out[column + 15] = FAR if title < 0 else max(-FAR, min(FAR, i - title))
         out[column + 16] = run
         first = max(heading, 0)
-        last = next_heading[i]
+        last = work[_NEXT_HEADING, i]
         out[column + 17] = FAR if heading < 0 else min(FAR, i - heading)
         out[column + 18] = min(FAR, last - i)
         out[column + 19] = size[last] - size[first]
@@ -226,10 +230,10 @@ def fill(
             out[column + 24] = topics[heading]
             out[column + 25] = numbers[heading, LINK_CHARACTERS]
         out[column + 26] = prose[n] // good_blocks
-        distance = 1 if good[i] else min(FAR, distance + 1)
+        distance = 1 if work[_GOOD, i] else min(FAR, distance + 1)
 
 
-@compile_nogil
+@compile_kernel
 def fill_flags(
     flags: NDArray[np.int64], near: NDArray[np.int64], result: NDArray[np.int32]
 ) -> None:

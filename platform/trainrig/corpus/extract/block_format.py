@@ -33,7 +33,7 @@ _BULLET: Final = 1  # marker of a list item without a number
 
 def extract_lines(blocks: page_blocks.PageBlocks) -> list[str]:
     """Return the text of each block."""
-    return [line.translate(_SIGNS) for line in _split_lines(blocks)]
+    return [_remove_signs(line) for line in _split_lines(blocks)]
 
 
 def _split_lines(blocks: page_blocks.PageBlocks) -> list[str]:
@@ -45,19 +45,22 @@ def format_blocks(
     blocks: page_blocks.PageBlocks, kept: NDArray[np.bool_], bullets: bool, as_format: Format
 ) -> str:
     """Join the kept blocks, with a blank line where the page had one between them."""
-    lines = _split_lines(blocks)
-    columns = (page_blocks.KIND, page_blocks.GAP, page_blocks.LIST_DEPTH, page_blocks.MARKER)
-    rows = blocks.numbers[:, columns].tolist()
-    markers = blocks.markers.tolist()
+    places = np.flatnonzero(kept)
+    spans = blocks.spans[places].tolist()
+    columns = (page_blocks.KIND, page_blocks.LIST_DEPTH, page_blocks.MARKER)
+    rows = blocks.numbers[places[:, None], columns].tolist()
+    markers = blocks.markers[places].tolist()
+    # Blocks with a blank line before them, up to each kept block.
+    blanks = np.cumsum(blocks.numbers[:, page_blocks.GAP] > 0)[places].tolist()
+    text_of_page = blocks.text.tobytes()
     parts: list[str] = []
-    gap = False
     last = -1  # kind of the last block kept
-    for number in range(len(lines)):
-        kind, blank, depth, marker = rows[number]
-        gap = gap or blank > 0
-        if not kept[number]:
-            continue
-        line = lines[number]
+    before = 0  # blank lines before the last block kept
+    for number, (start, end) in enumerate(spans):
+        kind, depth, marker = rows[number]
+        gap = blanks[number] > before
+        before = blanks[number]
+        line = text_of_page[start:end].decode("utf-8", "replace").strip("\n")
         if as_format == "markdown":
             line = _format_as_markdown(line, kind)
             if kind == ROW and (last != ROW or gap):
@@ -70,10 +73,15 @@ def format_blocks(
         if parts:
             parts.append("\n\n" if gap else "\n")
         parts.append(line)
-        gap = False
         last = kind
     text = "".join(parts)
-    return text if as_format == "markdown" else text.translate(_SIGNS)
+    return text if as_format == "markdown" else _remove_signs(text)
+
+
+def _remove_signs(text: str) -> str:
+    """Return `text` without the characters around formulas."""
+    # Most texts have none, and `translate` is slow.
+    return text.translate(_SIGNS) if chr(MATH_END) in text else text
 
 
 def _format_as_markdown(line: str, kind: int) -> str:

@@ -19,6 +19,7 @@ from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_format import Format, extract_lines, format_blocks
 from trainrig.corpus.extract.block_trees import SCALE
 from trainrig.corpus.extract.extractors import Favour
+from trainrig.corpus.page_walk.page_walk import walk_page
 
 _SURE: Final = 3 * block_trees.SCALE  # log-odds above this are clipped
 
@@ -58,9 +59,51 @@ class ScoredBlocks:
 
 def cut_tree(tree: HTMLTree) -> page_blocks.PageBlocks:
     """Cut a parsed page into blocks."""
-    html = str(tree.document.html) if tree.document else ""
-    page = html.replace("\0", "").encode("utf-8", "replace")
-    return page_blocks.PageBlocks(page, tree.title or "")
+    walked = walk_page(serialise(tree), stops=True)
+    if walked.ambiguous:
+        replace_raw_text(tree)
+        walked = walk_page(serialise(tree), stops=False)
+    return page_blocks.PageBlocks(walked, tree.title or "")
+
+
+def serialise(tree: HTMLTree) -> bytes:
+    """Return a parsed page as HTML in UTF-8, without its head, of which nothing is displayed."""
+    body = tree.body
+    if body is not None and body.tag == "body":
+        html = f"<html>{body.html}</html>"
+    else:  # a page of frames
+        html = str(tree.document.html) if tree.document else ""
+    if "\0" in html:  # most pages have none, and `replace` is slow
+        html = html.replace("\0", "")
+    return html.encode("utf-8", "replace")
+
+
+_HIDDEN_RAW_TEXT: Final = (
+    "template,svg,style,iframe,noembed,noframes,script:not([type^='math/tex']),math script"
+)
+_VISIBLE_RAW_TEXT: Final = "plaintext,math xmp"
+
+
+def replace_raw_text(tree: HTMLTree) -> None:
+    """Remove hidden elements with raw text from the tree, and make ordinary ones of the visible.
+
+    A page that is serialised again then has one reading.
+    """
+    document = tree.document
+    if document is None:
+        return
+    for element in document.query_selector_all(_HIDDEN_RAW_TEXT).values():
+        element.remove()
+    for element in document.query_selector_all("script").values():
+        if "<!--" in (element.text or ""):  # it may hide the script's end tag
+            element.remove()
+    for element in document.query_selector_all(_VISIBLE_RAW_TEXT).values():
+        name = "mtext" if element.closest("math") else "pre"
+        ordinary = tree.create_element(name)
+        assert ordinary is not None
+        while element.first_child is not None:
+            ordinary.append_child(element.first_child)
+        element.replace_with(ordinary)
 
 
 def score_blocks(blocks: page_blocks.PageBlocks) -> ScoredBlocks:

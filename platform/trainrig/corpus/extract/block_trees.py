@@ -1,6 +1,13 @@
 """Boosted decision trees in whole-number arithmetic: identical results on every machine.
 
-Shapes: N blocks, F features, T trees, M nodes of all trees.
+Shapes: N blocks, F features, C features that any tree tests, T trees, M tests of all trees.
+
+A tree is a set of tests `feature > bound`, and the leaves from left to right. A block starts with
+all leaves; each test that holds removes the leaves of its left side, and the first leaf that
+remains is the one that a descent from the root would reach. So tests can be made in any order: all
+tests of one feature together, in the order of their bounds, for many blocks at once, which a
+processor does with eight or more blocks an instruction (QuickScorer: Lucchese et al. 2015, "A fast
+algorithm to rank documents with additive ensembles of regression trees").
 """
 
 import functools
@@ -12,27 +19,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 
 LEAF: Final = -1  # marks a leaf in place of a feature
 SCALE: Final = 10_000  # factor of the leaf values: a sum of 10,000 is a log-odds of 1
+MOST_LEAVES: Final = 32  # A set of leaves is a number of 32 bits.
+# Blocks that are scored together: the sets of leaves of 150 trees take 38 kB then.
+_TOGETHER: Final = 64
+
+# The place of the lowest bit of a number of 32 bits, by the top five bits of its product with
+# this number, in which each run of five bits occurs once.
+_LOWEST_BIT: Final = 0x077CB531
+_PLACES: Final = np.zeros(MOST_LEAVES, np.int64)
+for _place in range(MOST_LEAVES):
+    _PLACES[((_LOWEST_BIT << _place) & 0xFFFFFFFF) >> 27] = _place
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Trees as flat arrays; the right child of a node follows the left.
+    """Trees as lists of tests, by feature, and of leaves."""
 
-    A leaf is its own left child and no feature exceeds its bound, so a block that reaches a leaf
-    stays there. All blocks descend a tree together, for as many steps as its deepest leaf needs.
-    This avoids mispredicted branches and saves two fifths of the time.
-    """
-
-    roots: NDArray[np.int32]  # [T]
-    depths: NDArray[np.int32]  # [T]: steps to the deepest leaf
-    features: NDArray[np.int16]  # [M]
-    bounds: NDArray[np.int32]  # [M]: left if the feature is at most this
-    left: NDArray[np.int32]  # [M]
-    leaves: NDArray[np.int32]  # value that a leaf adds; 0 for other nodes
+    features: NDArray[np.int32]  # [C]
+    starts: NDArray[np.int32]  # [C + 1]: the tests of each feature
+    bounds: NDArray[np.int32]  # [M], ascending for each feature
+    trees: NDArray[np.int32]  # [M]
+    masks: NDArray[np.int32]  # [M]: the leaves that remain if the feature exceeds the bound
+    leaves: NDArray[np.int32]  # [T, MOST_LEAVES]: values, from left to right
 
     @classmethod
     def of(
@@ -42,75 +54,98 @@ class Trees:
         values: NDArray[np.int32],
         left: NDArray[np.int32],
     ) -> "Trees":
-        """Build the trees from a file's arrays.
+        """Build the trees from a file's arrays; the right child of a node follows the left.
 
         Where `features` is LEAF, `values` is the value of the leaf; elsewhere it is the bound.
         """
-        is_leaf = features == LEAF
-        places = np.arange(len(features), dtype=np.int32)
-        depths = np.empty(len(roots), np.int32)
-        measure(roots, is_leaf, left, depths)
+        leaves = np.zeros((len(roots), MOST_LEAVES), np.int32)
+        tests: list[tuple[int, int, int, int]] = []
+        for tree, root in enumerate(roots.tolist()):
+            found: list[int] = []  # values of the leaves
+
+            def visit(node: int, tree: int, found: list[int]) -> None:
+                if features[node] == LEAF:
+                    found.append(int(values[node]))
+                    return
+                first = len(found)
+                visit(int(left[node]), tree, found)
+                removed = (1 << len(found)) - (1 << first)
+                tests.append((int(features[node]), int(values[node]), tree, ~removed))
+                visit(int(left[node]) + 1, tree, found)
+
+            visit(root, tree, found)
+            assert len(found) <= MOST_LEAVES
+            leaves[tree, : len(found)] = found
+        tests.sort()
+        columns = np.array(tests, np.int64).reshape(-1, 4).T
+        used, starts = np.unique(columns[0], return_index=True)
         return cls(
-            roots,
-            depths,
-            np.where(is_leaf, 0, features).astype(np.int16),
-            np.where(is_leaf, np.iinfo(np.int32).max, values).astype(np.int32),
-            np.where(is_leaf, places, left).astype(np.int32),
-            np.where(is_leaf, values, 0).astype(np.int32),
+            used.astype(np.int32),
+            np.append(starts, len(tests)).astype(np.int32),
+            columns[1].astype(np.int32),
+            columns[2].astype(np.int32),
+            columns[3].astype(np.uint32).view(np.int32),
+            leaves,
         )
 
     def compute_odds(self, features: NDArray[np.int32]) -> NDArray[np.int32]:
         """Compute the log-odds, times SCALE, of [N, F] features: [N]."""
         result = np.zeros(len(features), np.int32)
-        add_up(
-            features,
-            self.roots,
-            self.depths,
-            self.features,
-            self.bounds,
-            self.left,
-            self.leaves,
-            result,
-        )
+        left = np.empty((len(self.leaves), _TOGETHER), np.int32)
+        column = np.empty(_TOGETHER, np.int32)
+        for start in range(0, len(features), _TOGETHER):
+            rows = features[start : start + _TOGETHER]
+            odds = result[start : start + _TOGETHER]
+            remove_leaves(
+                rows, self.features, self.starts, self.bounds, self.trees, self.masks, column, left
+            )
+            add_leaves(self.leaves, left, _PLACES, odds)
         return result
 
 
-def measure(
-    roots: NDArray[np.int32],
-    is_leaf: NDArray[np.bool_],
-    left: NDArray[np.int32],
-    depths: NDArray[np.int32],
-) -> None:
-    """Fill `depths` with the depth of each tree."""
-    for tree, root in enumerate(roots.tolist()):
-        level = [root]
-        depth = 0
-        while level := [left[n] + side for n in level if not is_leaf[n] for side in (0, 1)]:
-            depth += 1
-        depths[tree] = depth
-
-
-@compile_nogil
-def add_up(
+@compile_kernel
+def remove_leaves(
     rows: NDArray[np.int32],
-    roots: NDArray[np.int32],
-    depths: NDArray[np.int32],
-    features: NDArray[np.int16],
+    features: NDArray[np.int32],
+    starts: NDArray[np.int32],
     bounds: NDArray[np.int32],
+    trees: NDArray[np.int32],
+    masks: NDArray[np.int32],
+    column: NDArray[np.int32],
     left: NDArray[np.int32],
+) -> None:
+    """Fill `left`, [T, blocks], with the sets of leaves that remain after all tests of `rows`."""
+    left[:] = -1
+    column[:] = 0
+    for c in range(len(features)):
+        feature = features[c]
+        most = rows[0, feature]
+        for k in range(len(rows)):
+            column[k] = rows[k, feature]
+            most = max(most, column[k])
+        for test in range(starts[c], starts[c + 1]):
+            bound = bounds[test]
+            if bound >= most:
+                break
+            remaining = left[trees[test]]
+            mask = masks[test]
+            for k in range(_TOGETHER):
+                remaining[k] &= mask if column[k] > bound else -1
+
+
+@compile_kernel
+def add_leaves(
     leaves: NDArray[np.int32],
+    left: NDArray[np.int32],
+    places: NDArray[np.int64],
     result: NDArray[np.int32],
 ) -> None:
-    """Add the value of the leaf that each row reaches, in every tree, to `result`."""
-    nodes = np.empty(len(rows), np.int32)
-    for tree in range(len(roots)):
-        nodes[:] = roots[tree]
-        for _ in range(depths[tree]):
-            for i in range(len(rows)):
-                node = nodes[i]
-                nodes[i] = left[node] + (rows[i, features[node]] > bounds[node])
-        for i in range(len(rows)):
-            result[i] += leaves[nodes[i]]
+    """Add the value of the first remaining leaf of each tree to `result`."""
+    for tree in range(len(leaves)):
+        for k in range(len(result)):
+            remaining = left[tree, k]
+            lowest = (remaining & -remaining) & 0xFFFFFFFF
+            result[k] += leaves[tree, places[(lowest * _LOWEST_BIT & 0xFFFFFFFF) >> 27]]
 
 
 @functools.cache

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.page_blocks import CHARACTERS, LINK_CHARACTERS
+from trainrig.corpus.page_walk.page_text import CONTAINER_AROUND, CONTAINER_SIGNATURE
 
 LEVELS: Final = 3  # number of enclosing containers that have separate features
 _LEVEL_FEATURES: Final = 6
@@ -22,15 +23,47 @@ _MOST_SIBLINGS: Final = 50
 _BLOCKS, _CHARACTERS, _LINKED, _PROSE, _PROSE_BLOCKS, _SUMS = range(6)
 
 
-@compile_nogil
+def create_container_sums(
+    containers: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Create the arrays that the features of this many containers are computed in.
+
+    These are the sums, the places of the containers in the table of siblings, and that table, which
+    has at least twice as many slots as there are containers.
+    """
+    return (
+        np.zeros((containers, _SUMS), np.int64),
+        np.zeros(containers, np.int64),
+        create_table(containers),
+    )
+
+
+def create_table(keys: int) -> NDArray[np.int64]:
+    """Create a hash table, key and count, with over twice as many slots as `keys`."""
+    return np.zeros((1 << (2 * keys).bit_length(), 2), np.int64)
+
+
+@compile_kernel
+def count_key(key: int, table: NDArray[np.int64]) -> int:
+    """Add one to the count of `key`; return its slot."""
+    last = len(table) - 1
+    slot = (key ^ (key >> 32)) & last
+    while table[slot, 1] and table[slot, 0] != key:
+        slot = (slot + 1) & last
+    table[slot, 0] = key
+    table[slot, 1] += 1
+    return slot
+
+
+@compile_kernel
 def sum_containers(
     numbers: NDArray[np.int32],
-    good: NDArray[np.bool_],
+    good: NDArray[np.int64],
     container: NDArray[np.int64],
     containers: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return [C, sums] over all blocks inside each container."""
-    sums = np.zeros((len(containers), _SUMS), np.int64)
+    sums: NDArray[np.int64],
+) -> None:
+    """Fill `sums` with the sums over all blocks inside each container."""
     for i in range(len(numbers)):
         row = sums[container[i]]
         row[_BLOCKS] += 1
@@ -40,56 +73,60 @@ def sum_containers(
             row[_PROSE] += numbers[i, CHARACTERS]
             row[_PROSE_BLOCKS] += 1
     for c in range(len(containers) - 1, 0, -1):
-        around = containers[c, 0]
+        around = containers[c, CONTAINER_AROUND]
         for k in range(_SUMS):
             sums[around, k] += sums[c, k]
-    return sums
 
 
-@compile_nogil
-def count_siblings(containers: NDArray[np.int64], sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [C] the number of containers with text, parent and signature of each container."""
-    keys = np.empty(len(containers), np.int64)
+@compile_kernel
+def count_siblings(
+    containers: NDArray[np.int64],
+    sums: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    table: NDArray[np.int64],
+) -> None:
+    """Count the containers with text, parent and signature of each container that has text.
+
+    The count is in the second column of `table`, at the container's place in `slots`.
+    """
     for c in range(len(containers)):
-        keys[c] = (containers[c, 1] ^ (containers[c, 0] * 0x9E3779B1)) if sums[c, _BLOCKS] else c
-    order = np.argsort(keys)
-    siblings = np.zeros(len(containers), np.int64)
-    i = 0
-    while i < len(order):
-        j = i
-        while j < len(order) and keys[order[j]] == keys[order[i]]:
-            j += 1
-        for k in range(i, j):
-            siblings[order[k]] = min(j - i, _MOST_SIBLINGS)
-        i = j
-    return siblings
+        if sums[c, _BLOCKS]:
+            slots[c] = count_key(
+                containers[c, CONTAINER_SIGNATURE] ^ (containers[c, CONTAINER_AROUND] * 0x9E3779B1),
+                table,
+            )
 
 
-@compile_nogil
+@compile_kernel
 def _compute_share(part: int, whole: int) -> int:
     return 1000 * part // whole if whole > 0 else 0
 
 
-@compile_nogil
+@compile_kernel
 def fill_container_features(
     numbers: NDArray[np.int32],
-    good: NDArray[np.bool_],
+    good: NDArray[np.int64],
     container: NDArray[np.int64],
     containers: NDArray[np.int64],
+    sums: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    table: NDArray[np.int64],
     first: int,
     result: NDArray[np.int32],
 ) -> None:
-    """Write CONTAINER_FEATURES columns of `result`, from column `first`, for each block."""
-    sums = sum_containers(numbers, good, container, containers)
-    siblings = count_siblings(containers, sums)
+    """Write CONTAINER_FEATURES columns of `result`, from column `first`, for each block.
+
+    `sums`, `slots` and `table` are new from `create_container_sums`.
+    """
+    sum_containers(numbers, good, container, containers, sums)
+    count_siblings(containers, sums, slots, table)
     all_prose = sums[0, _PROSE]
     before = -1
     for i in range(len(numbers)):
         out = result[i]
         if container[i] == before:
-            out[first : first + CONTAINER_FEATURES] = result[
-                i - 1, first : first + CONTAINER_FEATURES
-            ]
+            for column in range(first, first + CONTAINER_FEATURES):
+                out[column] = result[i - 1, column]
             continue
         before = container[i]
         c = before
@@ -119,10 +156,10 @@ def fill_container_features(
                 break
             # The next container that holds more blocks; those between have the same text.
             blocks = sums[c, _BLOCKS]
-            most = siblings[c]
+            most = 0
             while c and sums[c, _BLOCKS] == blocks:
-                most = max(most, siblings[c])
-                c = containers[c, 0]
+                most = max(most, min(table[slots[c], 1], _MOST_SIBLINGS))
+                c = containers[c, CONTAINER_AROUND]
                 climbed += 1
             if level < LEVELS:
                 out[column - 1] = most

@@ -23,8 +23,16 @@ from trainrig.corpus.extract.block_format import Format
 from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.page_blocks import PageBlocks
-from trainrig.corpus.page_walk.page_elements import FURNITURE, HIDDEN, LANDMARK, WORD_FLAG
-from trainrig.corpus.page_walk.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
+from trainrig.corpus.page_walk.page_elements import LANDMARK, WORD_FLAG
+from trainrig.corpus.page_walk.page_text import (
+    CODE,
+    CONTAINER_AROUND,
+    H1,
+    H6,
+    ITEM,
+    PARAGRAPH,
+    TEXT,
+)
 
 # The F1 figures below are of five-fold cross-validation over the hosts of the training pages
 # (tests/benchmarks/train_block_model.py), where the error over hosts is .007. Trafilatura has .920,
@@ -60,8 +68,10 @@ def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Co
         if main.any():
             return _keep_exactly(main, blocks, settings)
     judged = score_blocks(blocks)
-    if is_forum(html):
-        judged = favour_posts(judged)
+    posts = find_posts(blocks)
+    # Where posts are kept anyhow, forums need not be recognised, which takes a tenth of the time.
+    if (ask is not None or (judged.odds[posts] <= 0).any()) and is_forum(html):
+        judged = favour_posts(judged, posts)
     return extract_by_blocks(judged, ask, settings.list_bullets, settings.format)
 
 
@@ -101,19 +111,22 @@ def find_main_part(blocks: PageBlocks) -> NDArray[np.bool_]:
     if not main.any():
         main = blocks.flags & WORD_FLAG["body"] != 0
     article = blocks.flags & LANDMARK["article"] != 0
-    outside = is_outside_furniture(blocks)
+    outside = blocks.outside_furniture
     in_both = main & article & outside
     return np.asarray(in_both if in_both.any() else main & outside)
 
 
-# What software of forums writes into a page of a discussion.
-_FORUMS: Final = (
+# What software of forums writes into a page of a discussion: before its content, and anywhere.
+_FORUMS_IN_HEAD: Final = (
     'id="phpbb"',
     'id="XF"',
     'id="XenForo"',
     'content="vBulletin',
     'content="Discourse',
     'content="MyBB',
+)
+_BODY_TAG: Final = 2_000  # characters
+_FORUMS: Final = (
     "DiscussionForumPosting",
     "schema.org/QAPage",
     "Simple Machines Forum",
@@ -130,15 +143,22 @@ _POST_ODDS: Final = 25_000
 
 def is_forum(html: str) -> bool:
     """Return whether software of forums, or of questions and answers, made the page."""
-    return any(name in html for name in _FORUMS)
+    body = html.find("<body")
+    head = html[: body + _BODY_TAG if body >= 0 else _HEAD]
+    return any(name in head for name in _FORUMS_IN_HEAD) or any(name in html for name in _FORUMS)
 
 
-def favour_posts(judged: ScoredBlocks) -> ScoredBlocks:
-    """Return `judged` with higher odds for the lines of posts on a page of a forum."""
-    numbers = judged.blocks.numbers
-    posts = is_outside_furniture(judged.blocks) & (judged.blocks.flags & _POSTS != 0)
+def find_posts(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the lines that would be posts if the page were one of a forum."""
+    numbers = blocks.numbers
+    posts = blocks.outside_furniture & (blocks.flags & _POSTS != 0)
     posts &= numbers[:, page_blocks.WORDS] >= _LEAST_POST_WORDS
     posts &= 2 * numbers[:, page_blocks.LINK_CHARACTERS] <= numbers[:, page_blocks.CHARACTERS]
+    return np.asarray(posts)
+
+
+def favour_posts(judged: ScoredBlocks, posts: NDArray[np.bool_]) -> ScoredBlocks:
+    """Return `judged` with higher odds for the lines of posts."""
     odds = judged.odds + np.where(posts, _POST_ODDS, 0)
     return dataclasses.replace(judged, odds=odds.astype(np.int32))
 
@@ -152,7 +172,7 @@ def extract_by_blocks(
     decide alone.
     """
     if is_gutted(judged):
-        outside = is_outside_furniture(judged.blocks)
+        outside = judged.blocks.outside_furniture
         judged = dataclasses.replace(judged, odds=np.where(outside, 1, -1).astype(np.int32))
         return _write_content(judged, bullets, as_format)
     if ask is not None and judged.certainty < UNSURE:
@@ -165,24 +185,6 @@ def extract_by_blocks(
 def _write_content(judged: ScoredBlocks, bullets: bool, as_format: Format) -> Content:
     share = compute_extracted_share(judged.blocks, judged.kept)
     return Content(judged.format_text(bullets, as_format), share)
-
-
-def is_outside_furniture(blocks: PageBlocks) -> NDArray[np.bool_]:
-    """Mark the displayed blocks that the page's structure does not call furniture.
-
-    Furniture is inside of nav, header, footer, aside or form, or of elements with such a role. A
-    header of an article, or in the main part, holds its title, so it is no furniture. Some pages
-    are one form, or are hidden until a script shows them: a form or hidden elements with over half
-    of the page's characters are no furniture.
-    """
-    flags = blocks.flags
-    characters = blocks.numbers[:, page_blocks.CHARACTERS]
-    inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
-    furniture = FURNITURE | HIDDEN | LANDMARK["noscript"]
-    for flag in (LANDMARK["form"], HIDDEN):
-        if 2 * int(characters[flags & flag != 0].sum()) > int(characters.sum()):
-            furniture &= ~flag
-    return np.asarray(flags & np.where(inside, furniture & ~LANDMARK["banner"], furniture) == 0)
 
 
 # Groups of class names that say of the nearest elements that they hold furniture.
@@ -220,12 +222,12 @@ def is_likely_text(blocks: PageBlocks) -> NDArray[np.bool_]:
     label &= numbers[:, page_blocks.ENDS_SENTENCE] == 0
     named = blocks.near & _FURNITURE_WORDS != 0
     furniture = named | label | (linked & (kind != CODE))
-    return np.asarray(is_outside_furniture(blocks) & ~furniture)
+    return np.asarray(blocks.outside_furniture & ~furniture)
 
 
 def compute_extracted_share(blocks: PageBlocks, kept: NDArray[np.bool_]) -> float | None:
     """Return the share of the characters outside furniture that are kept; None without any."""
-    outside = is_outside_furniture(blocks)
+    outside = blocks.outside_furniture
     characters = blocks.numbers[:, page_blocks.CHARACTERS]
     everything = int(characters[outside].sum())
     if not everything:
@@ -260,14 +262,14 @@ def keep_insets(judged: ScoredBlocks) -> ScoredBlocks:
     others = np.flatnonzero(~inset)
     if not len(others):
         return judged
-    places = np.flatnonzero(inset & is_outside_furniture(blocks))
+    places = np.flatnonzero(inset & blocks.outside_furniture)
     after = np.searchsorted(others, places)
     before = others[np.maximum(after - 1, 0)]
     following = others[np.minimum(after, len(others) - 1)]
     kept = judged.kept
     between = (after > 0) & kept[before]
     between &= ((after < len(others)) & kept[following]) | (
-        blocks.container[before] == blocks.containers[blocks.container[places], 0]
+        blocks.container[before] == blocks.containers[blocks.container[places], CONTAINER_AROUND]
     )
     odds = judged.odds.copy()
     odds[places[between]] = np.maximum(odds[places[between]], 1)
@@ -291,7 +293,9 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     thumbnail = (kind == ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
     text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, page_blocks.WORDS] >= _LEAST_CAPTION_WORDS)
-    again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
+    repeated = set(judged.blocks.digests[text].tolist())  # np.isin is slower for so few
+    places = np.flatnonzero(again)
+    again[places] = [digest in repeated for digest in judged.blocks.digests[places].tolist()]
     again |= _find_repeated_headings(judged)
     return (
         dataclasses.replace(judged, odds=np.where(again, -1, judged.odds))
@@ -342,7 +346,7 @@ def is_gutted(judged: ScoredBlocks) -> bool:
     """Return whether the page is reference documentation of which the trees drop over a tenth."""
     if len(_CALL.findall(judged.blocks.text.tobytes())) < _LEAST_DECLARATIONS:
         return False
-    outside = is_outside_furniture(judged.blocks)
+    outside = judged.blocks.outside_furniture
     dropped = int(judged.characters[outside & ~judged.kept].sum())
     declares = np.array([_declares(line) for line in judged.lines], np.bool_)
     declares &= outside & (judged.blocks.numbers[:, page_blocks.KIND] != CODE)

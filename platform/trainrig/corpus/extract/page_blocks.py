@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
+from trainrig.corpus.page_walk.page_elements import FURNITURE, HIDDEN, LANDMARK
 from trainrig.corpus.page_walk.page_text import (
     ROW_CONTAINER,
     ROW_DEPTH,
@@ -32,12 +33,12 @@ from trainrig.corpus.page_walk.page_text import (
     ROW_OPENS,
     ROW_START,
 )
-from trainrig.corpus.page_walk.page_walk import walk_page
+from trainrig.corpus.page_walk.page_walk import Walk
 from trainrig.corpus.page_walk.word_hash import (
     FNV_PRIME,
     FNV_START,
     build_table,
-    find_value,
+    find_row,
     is_word_byte,
     update_word_hash,
 )
@@ -152,9 +153,9 @@ _TITLE_BITS: Final = 1024
 class PageBlocks:
     """The blocks of one page, in page order."""
 
-    def __init__(self, html: bytes, title: str) -> None:
-        """Cut `html`, which a parser has serialised, into blocks."""
-        text, rows, containers = walk_page(html)
+    def __init__(self, walked: Walk, title: str) -> None:
+        """Describe the blocks that a walk over a page has found."""
+        text, rows, containers, _ = walked
         self.text = text  # the blocks' text, with a zero byte after each
         self.spans = rows[:, (ROW_START, ROW_END)]  # [blocks, 2] byte offsets in `text`: start, end
         self.flags = rows[:, ROW_FLAGS]  # flags of all elements around the block
@@ -167,21 +168,39 @@ class PageBlocks:
         self.digests = np.empty(len(rows), np.uint64)
         title_bits = np.zeros(_TITLE_BITS, np.bool_)
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
-        keys, topics = _build_word_table()
-        count_blocks(text, rows, keys, topics, title_bits, self.numbers, self.digests)
+        count_blocks(text, rows, _build_word_table(), title_bits, self.numbers, self.digests)
+
+    @functools.cached_property
+    def outside_furniture(self) -> NDArray[np.bool_]:
+        """Mask of the displayed blocks that the page's structure does not call furniture.
+
+        Furniture is inside of nav, header, footer, aside or form, or of elements with such a role.
+        A header of an article, or in the main part, holds its title, so it is no furniture. Some
+        pages are one form, or are hidden until a script shows them: a form or hidden elements with
+        over half of the page's characters are no furniture.
+        """
+        flags = self.flags
+        characters = self.numbers[:, CHARACTERS]
+        inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
+        furniture = FURNITURE | HIDDEN | LANDMARK["noscript"]
+        for flag in (LANDMARK["form"], HIDDEN):
+            if 2 * int(characters[flags & flag != 0].sum()) > int(characters.sum()):
+                furniture &= ~flag
+        return np.asarray(flags & np.where(inside, furniture & ~LANDMARK["banner"], furniture) == 0)
 
 
 @functools.cache
-def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _build_word_table() -> NDArray[np.int64]:
     """Build the hash table of the words of TOPICS, with a bit for each topic."""
-    words: dict[str, int] = {}
+    words: dict[tuple[str, int], tuple[int]] = {}
     for topic, names in enumerate(TOPICS.values()):
         for word in names.split():
-            words[word] = words.get(word, 0) | 1 << topic
+            (bits,) = words.get((word, 0), (0,))
+            words[word, 0] = (bits | 1 << topic,)
     return build_table(words, _SLOTS)
 
 
-@compile_nogil
+@compile_kernel
 def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
     """Set the bit of each word of `text` in `bits`."""
     hash_ = FNV_START
@@ -199,7 +218,7 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
         before = byte
 
 
-@compile_nogil
+@compile_kernel
 def is_capital(byte: int, after: int) -> bool:
     """Return whether these first two bytes of a word are a Latin, Greek or Cyrillic capital."""
     return (
@@ -210,24 +229,23 @@ def is_capital(byte: int, after: int) -> bool:
     )
 
 
-@compile_nogil
+@compile_kernel
 def count_word(
     row: NDArray[np.int32],
     hash_: np.uint64,
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
 ) -> None:
     """Add a word, given by its hash, to its block's counts."""
     row[WORDS] += 1
     row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
-    found = find_value(hash_, keys, topics)
+    found = topics[find_row(hash_, topics), 1]
     if found:
         for topic in range(WIDTH - FIRST_TOPIC):
             row[FIRST_TOPIC + topic] += (found >> topic) & 1
 
 
-@compile_nogil
+@compile_kernel
 def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
     """Set the columns that depend on a block's last two characters (code points)."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
@@ -245,11 +263,10 @@ def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
     row[ENDS_ELLIPSIS] = last == 0x2026 or (last == 46 and last_but_one == 46)
 
 
-@compile_nogil
+@compile_kernel
 def count_blocks(
     text: NDArray[np.uint8],
     rows: NDArray[np.int64],
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
     numbers: NDArray[np.int32],
@@ -268,15 +285,14 @@ def count_blocks(
         row[DEPTH] = about[ROW_DEPTH]
         row[MARKER] = about[ROW_HAS_MARKER]
         digests[block] = count_block(
-            text[about[ROW_START] : about[ROW_END]], row, keys, topics, title_bits
+            text[about[ROW_START] : about[ROW_END]], row, topics, title_bits
         )
 
 
-@compile_nogil
+@compile_kernel
 def count_block(
     text: NDArray[np.uint8],
     row: NDArray[np.int32],
-    keys: NDArray[np.uint64],
     topics: NDArray[np.int64],
     title_bits: NDArray[np.bool_],
 ) -> np.uint64:
@@ -304,7 +320,7 @@ def count_block(
             hash_ = update_word_hash(hash_, byte, before)
             length += 1
         elif length:
-            count_word(row, hash_, keys, topics, title_bits)
+            count_word(row, hash_, topics, title_bits)
             row[CAPITALS] += capital
             digest = (digest ^ hash_) * FNV_PRIME
             hash_ = FNV_START

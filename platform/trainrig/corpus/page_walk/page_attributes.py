@@ -1,7 +1,8 @@
 """Reading of the attributes of one tag, in compiled code.
 
 The input is HTML that a parser has serialised: names are in lower case and values in double
-quotation marks.
+quotation marks. A value has no "<", ">" or quotation mark, but a name may begin with "=", and it
+may contain "<" or a quotation mark. So the first ">" ends a tag.
 """
 
 from typing import Final
@@ -9,17 +10,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.page_walk.page_elements import HIDDEN, LINES, NameTables
+from trainrig.corpus.compiled import compile_kernel
+from trainrig.corpus.page_walk.page_elements import (
+    CLASS_NAME,
+    HIDDEN,
+    LINES,
+    NAME_VALUE,
+    ROLE_NAME,
+    WORD_NAME,
+)
 from trainrig.corpus.page_walk.word_hash import (
     FNV_START,
-    find_value,
+    find_row,
     hash_text,
     is_word_byte,
     update_word_hash,
 )
 
-# What the attributes of a tag say, as whole numbers.
+# What the attributes of a tag say, as whole numbers: columns of the walk's state, after its own.
+FIRST_ATTRIBUTE: Final = 20
 (
     OWN_FLAGS,
     CLASS_BITS,  # bits of the whole class names
@@ -32,8 +41,11 @@ from trainrig.corpus.page_walk.word_hash import (
     ALT_START,  # position of `alttext`
     ALT_END,
     ATTRIBUTES,
-) = range(11)
+) = range(FIRST_ATTRIBUTE, FIRST_ATTRIBUTE + 11)
 
+_EACH_BYTE: Final = np.uint64(0x0101010101010101)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+_QUOTE: Final = np.uint64(34)
 _COMMENT: Final = np.frombuffer(b"!--", np.uint8)
 _COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _NONE: Final = np.frombuffer(b"none", np.uint8)
@@ -55,7 +67,7 @@ _BLOCK: Final = np.frombuffer(b"block", np.uint8)
 _MODE_DISPLAY: Final = np.frombuffer(b"mode=display", np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     """Return whether `html` has `word` at the index `at`."""
     if at + len(word) > len(html):
@@ -66,7 +78,13 @@ def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     return same == len(word)
 
 
-@compile_nogil
+@compile_kernel
+def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
+    """Return whether the name of an element ends before the index `at`."""
+    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
+
+
+@compile_kernel
 def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> int:
     """Return the first index of `word` between `start` and `end`, or -1."""
     for at in range(start, min(end, len(html)) - len(word) + 1):
@@ -75,31 +93,61 @@ def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8])
     return -1
 
 
-@compile_nogil
+@compile_kernel
 def skip_tag(html: NDArray[np.uint8], i: int) -> int:
-    """Return the index after the tag or comment around `i`, which is at its "<" or after it.
-
-    A ">" within quotation marks does not end a tag. Only after "=" does a quotation begin: the
-    parser serialises a stray quotation mark as an attribute's name.
-    """
+    """Return the index after the tag or comment around `i`, which is at its "<" or after it."""
     at = i + (i < len(html) and html[i] == 60)
     if matches(html, at, _COMMENT):
         stop = find(html, at + 3, len(html), _COMMENT_END)
         return stop + 3 if stop >= 0 else len(html)
-    quoted = False
-    while i < len(html) and (quoted or html[i] != 62):
-        if html[i] == 34:
-            quoted = not quoted and html[i - 1] == 61
+    while i < len(html) and html[i] != 62:
         i += 1
     return min(i + 1, len(html))
 
 
-@compile_nogil
+@compile_kernel
+def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
+    """Return whether `html` has `word`, in lower or upper case, at the index `at`."""
+    if at + len(word) > len(html):
+        return False
+    same = 0
+    while same < len(word) and (html[at + same] | 32) == word[same]:
+        same += 1
+    return same == len(word)
+
+
+@compile_kernel
+def find_byte(html: NDArray[np.uint8], i: int, byte: np.uint64) -> int:
+    """Return the first index of `byte` from `i` on, or the length of `html`.
+
+    The length is a multiple of eight. One step examines eight bytes: a subtraction of 1 borrows
+    only from bytes that are zero after the exclusive or.
+    """
+    eights = html.view(np.uint64)
+    end = len(html)
+    while i < end and i & 7:
+        if html[i] == byte:
+            return i
+        i += 1
+    pattern = byte * _EACH_BYTE
+    k = i >> 3
+    while k < len(eights):
+        difference = eights[k] ^ pattern
+        if (difference - _EACH_BYTE) & ~difference & _HIGH_BITS:
+            break
+        k += 1
+    i = max(i, k << 3)
+    while i < end and html[i] != byte:
+        i += 1
+    return i
+
+
+@compile_kernel
 def _is_name(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> bool:
     return end - start == len(word) and matches(html, start, word)
 
 
-@compile_nogil
+@compile_kernel
 def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
     """Read a whole number of at most nine digits; other values are ignored."""
     negative = start < end and html[start] == 45
@@ -116,12 +164,12 @@ def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np
     about[HAS_NUMBER] = 1
 
 
-@compile_nogil
+@compile_kernel
 def read_names(
     html: NDArray[np.uint8],
     start: int,
     end: int,
-    tables: NameTables,
+    names: NDArray[np.int64],
     is_class: bool,
     about: NDArray[np.int64],
 ) -> None:
@@ -137,7 +185,7 @@ def read_names(
         byte = int(html[k]) if k < end else 32
         capital = 65 <= byte <= 90 and 97 <= before <= 122
         if length and (capital or not is_word_byte(byte)):
-            about[OWN_FLAGS] |= find_value(word, tables.word_keys, tables.word_values)
+            about[OWN_FLAGS] |= names[find_row(word ^ WORD_NAME, names), NAME_VALUE]
             word = FNV_START
             length = 0
         if is_word_byte(byte):
@@ -145,7 +193,7 @@ def read_names(
             length += 1
         if byte == 32 or byte == 10 or byte == 9 or byte == 13:
             if is_class and name != FNV_START:
-                about[CLASS_BITS] |= find_value(name, tables.class_keys, tables.class_values)
+                about[CLASS_BITS] |= names[find_row(name ^ CLASS_NAME, names), NAME_VALUE]
                 if about[SIGNATURE] == 0:
                     about[SIGNATURE] = np.int64(name)
             name = FNV_START
@@ -154,40 +202,48 @@ def read_names(
         before = byte
 
 
-@compile_nogil
-def read_style(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
-    """Read from a style whether the element is displayed, and whether its lines are kept."""
-    at = find(html, start, end, _DISPLAY)
-    if at >= 0:
-        at += len(_DISPLAY)
-        while at < end and (html[at] == 32 or html[at] == 58):
-            at += 1
-        if matches(html, at, _NONE):
-            about[OWN_FLAGS] |= HIDDEN
-    at = find(html, start, end, _WHITE_SPACE)
-    if at >= 0:
-        at += len(_WHITE_SPACE)
-        while at < end and (html[at] == 32 or html[at] == 58):
-            at += 1
-        if matches(html, at, _PRE):
-            about[OWN_FLAGS] |= LINES
+@compile_kernel
+def matches_style(
+    html: NDArray[np.uint8],
+    start: int,
+    end: int,
+    name: NDArray[np.uint8],
+    value: NDArray[np.uint8],
+) -> bool:
+    """Return whether a style sets the property `name` to a value that begins with `value`."""
+    for at in range(start, end - len(name)):
+        if (html[at] | 32) == name[0] and matches_word(html, at, name):
+            inside = at + len(name)
+            while inside < end and (html[inside] <= 32 or html[inside] == 58):
+                inside += 1
+            if inside > at + len(name) and matches_word(html, inside, value):
+                return True
+    return False
 
 
-@compile_nogil
+@compile_kernel
+def clear_attributes(about: NDArray[np.int64]) -> None:
+    """Forget the attributes of the tag before."""
+    for column in range(FIRST_ATTRIBUTE, ATTRIBUTES):
+        about[column] = 0
+
+
+@compile_kernel
 def read_attributes(
     html: NDArray[np.uint8],
     i: int,
-    tables: NameTables,
+    names: NDArray[np.int64],
     about: NDArray[np.int64],
 ) -> int:
     """Read the attributes from index `i`, after the name; return the index after the tag."""
-    about[:] = 0
+    clear_attributes(about)
     end = len(html)
     while i < end and html[i] != 62:
         if html[i] == 32 or html[i] == 47:
             i += 1
             continue
         name = i
+        i += 1
         while i < end and html[i] != 61 and html[i] != 62 and html[i] != 32:
             i += 1
         name_end = i
@@ -195,25 +251,26 @@ def read_attributes(
         stop = i
         if i + 1 < end and html[i] == 61 and html[i + 1] == 34:
             start = i + 2
-            stop = start
-            while stop < end and html[stop] != 34:
-                stop += 1
+            stop = find_byte(html, start, _QUOTE)
             i = stop + 1
         elif i < end and html[i] == 61:
             i += 1
         first = int(html[name])
         if first == 99 and _is_name(html, name, name_end, _CLASS):
-            read_names(html, start, stop, tables, True, about)
+            read_names(html, start, stop, names, True, about)
         elif first == 105 and _is_name(html, name, name_end, _ID):
-            read_names(html, start, stop, tables, False, about)
+            read_names(html, start, stop, names, False, about)
         elif first == 114 and _is_name(html, name, name_end, _ROLE):
-            about[OWN_FLAGS] |= find_value(
-                hash_text(html[start:stop]), tables.role_keys, tables.role_values
-            )
+            about[OWN_FLAGS] |= names[
+                find_row(hash_text(html, start, stop) ^ ROLE_NAME, names), NAME_VALUE
+            ]
         elif first == 114 and _is_name(html, name, name_end, _REVERSED):
             about[REVERSED] = 1
         elif first == 115 and _is_name(html, name, name_end, _STYLE):
-            read_style(html, start, stop, about)
+            if matches_style(html, start, stop, _DISPLAY, _NONE):
+                about[OWN_FLAGS] |= HIDDEN
+            if matches_style(html, start, stop, _WHITE_SPACE, _PRE):
+                about[OWN_FLAGS] |= LINES
         elif first == 104 and _is_name(html, name, name_end, _HIDDEN):
             about[OWN_FLAGS] |= HIDDEN
         elif (first == 115 and _is_name(html, name, name_end, _START)) or (

@@ -6,7 +6,7 @@ block is. Words of `class`, `id` and `role` attributes set flags as well.
 """
 
 import functools
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,7 @@ MATH: Final = 1 << 4
 JOIN: Final = 1 << 5  # inner blocks do not end the block: headings, terms, cells of tables of data
 CODE_TABLE: Final = 1 << 6  # a table with a line of code in each row, or with all in one cell
 HIDDEN: Final = 1 << 7  # not displayed, by an attribute
+FOREIGN: Final = 1 << 61  # a picture or a formula, where the names of HTML mean nothing
 FIRST_ANCESTRY: Final = 7  # first bit that describes where a block is
 
 _LANDMARKS: Final = (
@@ -152,7 +153,8 @@ _FLAGS_OF_ELEMENTS: Final[dict[str, int]] = {
     "dl": LANDMARK["definitions"],
     "details": LANDMARK["details"],
     "a": LINK,
-    "math": MATH,
+    "math": MATH | FOREIGN,
+    "svg": FOREIGN,
     "pre": PRE,
     "listing": PRE,
     "xmp": PRE,
@@ -254,51 +256,37 @@ _CLASS_NAMES: Final[dict[int, str]] = {
     CODE_LINE: "line token-line code-line blob-code hljs-ln-code view-line cm-line",
 }
 
-_ELEMENT_SLOTS: Final = 512
-_CLASS_SLOTS: Final = 2048
+# Kinds of names, which keep equal names in one table apart, and the columns of that table.
+ELEMENT_NAME: Final = np.uint64(0)
+WORD_NAME: Final = np.uint64(1)
+ROLE_NAME: Final = np.uint64(2)
+CLASS_NAME: Final = np.uint64(3)
+NAME_VALUE: Final = 1
+ELEMENT_FLAGS: Final = 2
 
-
-class NameTables(NamedTuple):
-    """Hash tables of names: keys, then values."""
-
-    element_keys: NDArray[np.uint64]
-    element_values: NDArray[np.int64]  # code of the element
-    element_flags: NDArray[np.int64]
-    word_keys: NDArray[np.uint64]
-    word_values: NDArray[np.int64]  # flags of a word of a class name or id
-    role_keys: NDArray[np.uint64]
-    role_values: NDArray[np.int64]
-    class_keys: NDArray[np.uint64]
-    class_values: NDArray[np.int64]  # bits of a whole class name
+_NAME_SLOTS: Final = 4096  # a power of two; about 700 are used
 
 
 @functools.cache
-def build_name_tables() -> NameTables:
-    """Build the tables that the walk looks names up in."""
+def build_name_table() -> NDArray[np.int64]:
+    """Build the hash table that the walk looks names up in: key, value, and flags of an element.
+
+    The value is the code of an element, the flags of a word of a class name or id, the flags of a
+    role, or the bits of a whole class name.
+    """
     codes = {name: code for code, names in _ELEMENTS.items() for name in names.split()}
-    names = sorted(codes | _FLAGS_OF_ELEMENTS)  # one order, so that both tables have equal slots
-    element_keys, element_values = build_table(
-        {name: codes.get(name, INLINE) for name in names}, _ELEMENT_SLOTS
-    )
-    _, element_flags = build_table(
-        {name: _FLAGS_OF_ELEMENTS.get(name, 0) for name in names}, _ELEMENT_SLOTS
-    )
-    words = {
-        word: sum(
-            WORD_FLAG[group] for group, listed in CLASS_WORDS.items() if word in listed.split()
-        )
-        for names in CLASS_WORDS.values()
-        for word in names.split()
+    names: dict[tuple[str, int], tuple[int, int]] = {
+        (name, int(ELEMENT_NAME)): (codes.get(name, INLINE), _FLAGS_OF_ELEMENTS.get(name, 0))
+        for name in codes | _FLAGS_OF_ELEMENTS
     }
-    classes: dict[str, int] = {}
-    for bit, listed_names in _CLASS_NAMES.items():
-        for name in listed_names.split():
-            classes[name] = classes.get(name, 0) | bit
-    return NameTables(
-        element_keys,
-        element_values,
-        element_flags,
-        *build_table(words, _CLASS_SLOTS),
-        *build_table(_FLAGS_OF_ROLES, 64),
-        *build_table(classes, 256),
-    )
+    for group, words in CLASS_WORDS.items():
+        for word in words.split():
+            flags, _ = names.get((word, int(WORD_NAME)), (0, 0))
+            names[word, int(WORD_NAME)] = (flags | WORD_FLAG[group], 0)
+    for role, flags in _FLAGS_OF_ROLES.items():
+        names[role, int(ROLE_NAME)] = (flags, 0)
+    for bit, classes in _CLASS_NAMES.items():
+        for name in classes.split():
+            bits, _ = names.get((name, int(CLASS_NAME)), (0, 0))
+            names[name, int(CLASS_NAME)] = (bits | bit, 0)
+    return build_table(names, _NAME_SLOTS)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import matches
 from trainrig.corpus.page_walk.page_elements import (
     MATH_FRACTION,
@@ -26,6 +26,7 @@ from trainrig.corpus.page_walk.page_text import (
     MATH_END,
     MATH_START,
     POSITION,
+    SPARE,
     Page,
     put,
     read_entity,
@@ -40,9 +41,12 @@ _MINUS: Final = np.frombuffer("−".encode(), np.uint8)
 _ROOT: Final = np.frombuffer("√".encode(), np.uint8)
 
 
-@compile_nogil
-def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> None:
-    """Write the TeX of a formula, without the wrappers that Wikipedia and MathJax put around it."""
+@compile_kernel
+def write_tex(page: Page, i: int, start: int, end: int, raw: bool, display: bool) -> None:
+    """Write the TeX of a formula, without the wrappers that Wikipedia and MathJax put around it.
+
+    The walk is at the index `i`.
+    """
     html = page.html
     while start < end and html[start] <= 32:
         start += 1
@@ -64,6 +68,10 @@ def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> Non
         end -= 1
     if start >= end:
         return
+    # Formulas of a page with two readings may share one annotation, which could fill the output.
+    # The rest of the page must fit in as well.
+    if page.state[POSITION] + end - start + SPARE > len(page.out) - len(html) + i:
+        return
     put(page, MATH_BLOCK if display else MATH_START)
     at = start
     while at < end:
@@ -81,10 +89,10 @@ def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> Non
     page.state[POSITION] += 1
 
 
-@compile_nogil
+@compile_kernel
 def write_between(page: Page) -> None:
     """Write the sign between the parts of a fraction, a power or an index, at a part's start."""
-    around = page.stack[page.state[DEPTH]]
+    around = page.memory[page.state[DEPTH]]
     code = around[CODE_OF_ELEMENT]
     around[CELLS] += 1
     part = around[CELLS]
@@ -98,7 +106,7 @@ def write_between(page: Page) -> None:
         put(page, 44)
 
 
-@compile_nogil
+@compile_kernel
 def opens_bracket(page: Page, code: int) -> bool:
     """Write the opening bracket of a root, or of a group in a fraction, a power or an index."""
     if code in (MATH_ROOT, MATH_SQUARE_ROOT):
@@ -106,14 +114,14 @@ def opens_bracket(page: Page, code: int) -> bool:
             put(page, int(byte))
         put(page, 40)
         return True
-    around = page.stack[page.state[DEPTH], CODE_OF_ELEMENT]
+    around = page.memory[page.state[DEPTH], CODE_OF_ELEMENT]
     if code == MATH_GROUP and (around in (MATH_FRACTION, MATH_PAIR, MATH_LOW_PAIR)):
         put(page, 40)
         return True
     return False
 
 
-@compile_nogil
+@compile_kernel
 def write_raised(page: Page, i: int, lowered: bool) -> int:
     """Write the number from index `i` raised or lowered; return the index after it, or `i`.
 
@@ -127,7 +135,7 @@ def write_raised(page: Page, i: int, lowered: bool) -> int:
         if not (48 <= byte <= 57 or byte == 43 or byte == 45 or minus):
             return i
         end += 3 if minus else 1
-    if not page.state[BEGUN] or end == i or end - i > _MOST_RAISED or end >= len(html):
+    if not page.state[BEGUN] or end == i or end - i > _MOST_RAISED or end + 1 >= len(html):
         return i
     if html[end + 1] != 47:
         return i
@@ -148,7 +156,7 @@ def write_raised(page: Page, i: int, lowered: bool) -> int:
     return end
 
 
-@compile_nogil
+@compile_kernel
 def _put_digit(page: Page, digit: int, lowered: bool) -> None:
     if lowered:
         put(page, 0xE2)

@@ -1,7 +1,7 @@
 """Looks ahead of the walk: what an element holds, before the walk enters it. Compiled code.
 
-Each look ends at the first evidence or at the end of its element, so the time is linear in
-practice.
+Each look ends at the first evidence or at the end of its element, so the time is at most the
+length of the page times its depth.
 """
 
 from typing import Final
@@ -9,8 +9,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.page_walk.page_attributes import find, matches, skip_tag
+from trainrig.corpus.compiled import compile_kernel
+from trainrig.corpus.page_walk.page_attributes import (
+    is_name_end,
+    matches,
+    matches_word,
+    skip_tag,
+)
+from trainrig.corpus.page_walk.page_raw_text import holds_visible_text, skip_markup
 
 OTHER_TABLE, DATA_TABLE = range(2)
 
@@ -19,21 +25,13 @@ _NEAR: Final = 2_000  # bytes in which a heading or a term has to end
 _CLOSE_TABLE: Final = np.frombuffer(b"/table", np.uint8)
 _TABLE: Final = np.frombuffer(b"table", np.uint8)
 _CLOSE_ANCHOR: Final = np.frombuffer(b"/a>", np.uint8)
-_SCRIPT: Final = np.frombuffer(b"script", np.uint8)
-_STYLE: Final = np.frombuffer(b"style", np.uint8)
-_END_SCRIPT: Final = np.frombuffer(b"</script", np.uint8)
-_END_STYLE: Final = np.frombuffer(b"</style", np.uint8)
-_ANNOTATION: Final = np.frombuffer(b"<annotation ", np.uint8)
+_MATH: Final = np.frombuffer(b"math", np.uint8)
+_SVG: Final = np.frombuffer(b"svg", np.uint8)
+_ANNOTATION: Final = np.frombuffer(b"annotation ", np.uint8)
 _TEX: Final = np.frombuffer(b"tex", np.uint8)
 
 
-@compile_nogil
-def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
-    """Return whether the name of an element ends before the index `at`."""
-    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
-
-
-@compile_nogil
+@compile_kernel
 def classify_table(html: NDArray[np.uint8], i: int) -> int:
     """Classify the table whose content begins at index `i`.
 
@@ -68,15 +66,11 @@ def classify_table(html: NDArray[np.uint8], i: int) -> int:
             first == 104 and 49 <= second <= 54
         ):
             return OTHER_TABLE
-        elif first == 115 and (matches(html, i, _SCRIPT) or matches(html, i, _STYLE)):
-            i = find(html, i, end, _END_SCRIPT if matches(html, i, _SCRIPT) else _END_STYLE)
-            if i < 0:
-                return OTHER_TABLE
-        i = skip_tag(html, i)
+        i = skip_markup(html, i - 1)
     return OTHER_TABLE
 
 
-@compile_nogil
+@compile_kernel
 def holds_code(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether the table whose content begins at index `i` has a <pre> or a <code>."""
     end = len(html)
@@ -94,11 +88,11 @@ def holds_code(html: NDArray[np.uint8], i: int) -> bool:
             return True
         if first == 47 and matches(html, i, _CLOSE_TABLE):
             return False
-        i = skip_tag(html, i)
+        i = skip_markup(html, i - 1)
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     """Return whether the element `name`, whose content begins at `i`, has no text but digits."""
     depth = 1
@@ -106,13 +100,15 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
     while i < end:
         byte = int(html[i])
         if byte == 60:
+            if holds_visible_text(html, i):
+                return False
             closing = i + 1 < end and html[i + 1] == 47
             at = i + 1 + closing
             if matches(html, at, name) and is_name_end(html, at + len(name)):
                 depth += -1 if closing else 1
                 if depth == 0:
                     return True
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         elif 48 <= byte <= 57 or byte == 32 or byte == 10 or byte == 9 or byte == 13:
             i += 1
         else:
@@ -120,7 +116,7 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_tag(
     html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]
 ) -> bool:
@@ -132,13 +128,13 @@ def holds_tag(
                 return True
             if i + 1 < end and html[i + 1] == 47 and matches(html, i + 2, name):
                 return False
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         else:
             i += 1
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether the link whose content begins at `i` has no text but "#", "¶" or similar."""
     end = len(html)
@@ -147,7 +143,9 @@ def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
         if byte == 60:
             if matches(html, i + 1, _CLOSE_ANCHOR):
                 return True
-            i = skip_tag(html, i)
+            if holds_visible_text(html, i):
+                return False
+            i = skip_markup(html, i)
         elif byte == 35 or byte == 32 or byte == 10 or byte == 9:
             i += 1
         elif byte == 0xC2 and i + 1 < end and (html[i + 1] == 0xB6 or html[i + 1] == 0xA7):
@@ -163,7 +161,7 @@ def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether a character of three bytes is invisible, an anchor, or of an icon font."""
     if i + 2 >= len(html):
@@ -178,7 +176,7 @@ def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
     )
 
 
-@compile_nogil
+@compile_kernel
 def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     """Return whether the element `name`, whose content begins at `i`, ends nearby."""
     for at in range(i, min(i + _NEAR, len(html) - 1)):
@@ -187,16 +185,56 @@ def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     return False
 
 
-@compile_nogil
-def find_tex(html: NDArray[np.uint8], start: int, end: int) -> tuple[int, int]:
-    """Return the span of the annotation in TeX between `start` and `end`, or (-1, -1)."""
-    at = find(html, start, end, _ANNOTATION)
-    while at >= 0:
-        inside = skip_tag(html, at)
-        if find(html, at, inside, _TEX) >= 0:
+@compile_kernel
+def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
+    """Return the span of the annotation in TeX of the formula whose content begins at index `i`.
+
+    An annotation of a formula or picture inside the formula does not count. Without any, the span
+    is empty.
+    """
+    end = len(html)
+    depth = 1
+    while i < end:
+        if html[i] != 60:
+            i += 1
+            continue
+        closing = i + 1 < end and html[i + 1] == 47
+        name = i + 1 + closing
+        inside = skip_tag(html, i)
+        if (matches(html, name, _MATH) and is_name_end(html, name + len(_MATH))) or (
+            matches(html, name, _SVG) and is_name_end(html, name + len(_SVG))
+        ):
+            depth += -1 if closing else 1
+            if depth == 0:
+                break
+        elif (
+            depth == 1
+            and not closing
+            and matches(html, name, _ANNOTATION)
+            and names_tex(html, name + len(_ANNOTATION), inside)
+        ):
             stop = inside
             while stop < end and html[stop] != 60:
                 stop += 1
-            return inside, stop
-        at = find(html, inside, end, _ANNOTATION)
-    return -1, -1
+            if holds_text(html, inside, stop):
+                return inside, stop
+        i = skip_markup(html, i)
+    return 0, 0
+
+
+@compile_kernel
+def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Return whether attributes name TeX: "application/x-tex", "LaTeX", but not "text/plain"."""
+    for at in range(start, end - len(_TEX)):
+        if matches_word(html, at, _TEX) and (html[at + len(_TEX)] | 32) != 116:
+            return True
+    return False
+
+
+@compile_kernel
+def holds_text(html: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Return whether there is more than white space between two indices."""
+    at = start
+    while at < end and html[at] <= 32:
+        at += 1
+    return at < end

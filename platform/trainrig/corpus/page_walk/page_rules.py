@@ -5,12 +5,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     CLASS_BITS,
     find,
     matches,
-    skip_tag,
 )
 from trainrig.corpus.page_walk.page_elements import (
     ANCHOR,
@@ -51,6 +50,7 @@ from trainrig.corpus.page_walk.page_lookahead import (
     holds_only_digits,
     holds_tag,
 )
+from trainrig.corpus.page_walk.page_raw_text import skip_markup
 from trainrig.corpus.page_walk.page_text import (
     DEFINITION,
     DEPTH,
@@ -69,7 +69,7 @@ _KATEX: Final = np.frombuffer(b"katex-html", np.uint8)
 _MATH_TAG: Final = np.frombuffer(b"math", np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def is_inline(code: int) -> bool:
     """Return whether elements of this code are part of a line."""
     return (
@@ -78,14 +78,14 @@ def is_inline(code: int) -> bool:
     )
 
 
-@compile_nogil
+@compile_kernel
 def is_dropped(
     page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
 ) -> bool:
     """Return whether the element, whose content begins at index `i`, has no visible text."""
     if code in (HIDDEN_ELEMENT, RAW_TEXT):
         return True
-    classes = page.about[CLASS_BITS]
+    classes = page.state[CLASS_BITS]
     inline = is_inline(code)
     if classes & DROPPED:
         return True
@@ -107,7 +107,7 @@ def is_dropped(
     return False
 
 
-@compile_nogil
+@compile_kernel
 def is_only_rendering(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether the content at index `i` is KaTeX's HTML of a formula without its MathML.
 
@@ -122,14 +122,14 @@ def is_only_rendering(html: NDArray[np.uint8], i: int) -> bool:
     return find(html, start, i, _KATEX) >= 0 and html[before + 1] != 47
 
 
-@compile_nogil
+@compile_kernel
 def is_in_heading(page: Page) -> bool:
     """Return whether the current element is inside a heading or the term of a definition."""
-    kind = int(page.stack[page.state[DEPTH], KIND_INSIDE])
+    kind = int(page.memory[page.state[DEPTH], KIND_INSIDE])
     return H1 <= kind <= H1 + 5 or kind == TERM
 
 
-@compile_nogil
+@compile_kernel
 def edge_gap(code: int) -> int:
     """Return the number of blank lines before and after elements of this code."""
     return int(
@@ -137,7 +137,7 @@ def edge_gap(code: int) -> int:
     )
 
 
-@compile_nogil
+@compile_kernel
 def count_items(html: NDArray[np.uint8], i: int) -> int:
     """Return the number of items of the list whose content begins at index `i`."""
     depth = 1
@@ -152,13 +152,13 @@ def count_items(html: NDArray[np.uint8], i: int) -> int:
                 depth += -1 if closing else 1
             elif first == 108 and second == 105 and html[i + 3] != 110 and not closing:
                 count += depth == 1
-            i = skip_tag(html, i)
+            i = skip_markup(html, i)
         else:
             i += 1
     return count
 
 
-@compile_nogil
+@compile_kernel
 def kind_inside(code: int, name: NDArray[np.uint8], around: int, own: int) -> int:
     """Return the kind of a block that begins inside an element."""
     if code == HEADING:

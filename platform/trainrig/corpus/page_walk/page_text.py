@@ -1,9 +1,9 @@
 """Writing of a page's text, block by block, in compiled code.
 
 The walk over a page holds its state in arrays of whole numbers, so that compiled functions can
-share it. `state` is the place in the output and what the next block inherits from the tags before
-it; a row of `stack` is an open element; a row of `rows` is a block. Blocks are separated by a zero
-byte. Formulas in TeX are between MATH_START and MATH_END.
+share it. `state` is the place in the output, what the next block inherits from the tags before it,
+and the attributes of the current tag. A row of `memory` is an open element, a container and a
+block. Blocks are separated by a zero byte. Formulas in TeX are between MATH_START and MATH_END.
 """
 
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import JOIN, LINES, LINK, MATH, PRE
 
 TEXT, PARAGRAPH, H1, H2, H3, H4, H5, H6, ITEM, CODE, ROW, TERM, DEFINITION = range(13)  # kinds
@@ -19,6 +19,8 @@ TEXT, PARAGRAPH, H1, H2, H3, H4, H5, H6, ITEM, CODE, ROW, TERM, DEFINITION = ran
 MATH_START: Final = 1  # control characters, which no text of a page keeps
 MATH_END: Final = 2
 MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
+
+SPARE: Final = 64  # bytes of the output that are written beyond the length of what they stand for
 
 # Columns of `state`.
 (
@@ -37,10 +39,11 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     DEPTH,  # open elements
     SKIPPED,  # depth of the element whose text is skipped, or 0
     CONTAINERS,  # elements that may hold blocks
+    AMBIGUOUS,  # 1 if the serialised page has two readings
     STATE,
-) = range(16)
+) = range(17)
 
-# Columns of `stack`.
+# Columns of an open element.
 (
     CODE_OF_ELEMENT,
     FLAGS,  # own and inherited
@@ -54,10 +57,18 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     CELLS,  # cells of a row, or children of a formula's element
     WRITTEN,  # place in the output when the element began
     CLASSES,
+    NAME,  # index of the element's name in the page
     STACK,
-) = range(13)
+) = range(14)
 
-# Columns of `rows`.
+# Columns of a container, which follow the columns of the open element with the same number.
+(
+    CONTAINER_AROUND,
+    CONTAINER_SIGNATURE,
+    CONTAINER,
+) = range(STACK, STACK + 3)
+
+# Columns of a block.
 (
     ROW_START,  # span of the block in the output
     ROW_END,
@@ -73,30 +84,32 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     ROW_LINKS,
     ROW_LINK_CHARACTERS,
     ROW_DEPTH,
-    ROWS,
-) = range(15)
+    MEMORY,
+) = range(CONTAINER, CONTAINER + 15)
 
 
 class Page(NamedTuple):
-    """The input of a walk, and the arrays that it writes."""
+    """The input of a walk, and the arrays that it writes.
 
-    html: NDArray[np.uint8]
+    numba passes each array as seven or more numbers and compiles all of them into each call, so
+    there are few arrays.
+    """
+
+    html: NDArray[np.uint8]  # a multiple of eight bytes
     out: NDArray[np.uint8]
-    rows: NDArray[np.int64]
+    # [rows, MEMORY]: row `n` is the open element at depth `n`, and container `n`, and block `n`.
+    memory: NDArray[np.int64]
     state: NDArray[np.int64]
-    stack: NDArray[np.int64]
-    containers: NDArray[np.int64]  # [elements, 3]: container around, signature, depth
-    about: NDArray[np.int64]  # attributes of the current tag
 
 
-@compile_nogil
+@compile_kernel
 def begin_block(page: Page) -> None:
     """Begin a block inside the open elements, if none has begun."""
     state = page.state
     if state[BEGUN]:
         return
-    top = page.stack[state[DEPTH]]
-    row = page.rows[state[COUNT]]
+    top = page.memory[state[DEPTH]]
+    row = page.memory[state[COUNT]]
     row[ROW_START] = state[START]
     row[ROW_KIND] = CODE if top[FLAGS] & PRE else top[KIND_INSIDE]
     row[ROW_FLAGS] = top[FLAGS]
@@ -120,12 +133,12 @@ def begin_block(page: Page) -> None:
     state[SPACE] = 0
 
 
-@compile_nogil
+@compile_kernel
 def end_block(page: Page) -> None:
     """End the current block, if one has begun."""
     state = page.state
     if state[BEGUN]:
-        row = page.rows[state[COUNT]]
+        row = page.memory[state[COUNT]]
         end = state[POSITION]
         while page.out[end - 1] == 10 or page.out[end - 1] == 32 or page.out[end - 1] == 9:
             end -= 1
@@ -142,7 +155,7 @@ def end_block(page: Page) -> None:
     state[AFTER_BREAK] = 0
 
 
-@compile_nogil
+@compile_kernel
 def end_line(page: Page) -> None:
     """Begin a new line of code, unless the current line is empty."""
     state = page.state
@@ -151,7 +164,7 @@ def end_line(page: Page) -> None:
         state[POSITION] += 1
 
 
-@compile_nogil
+@compile_kernel
 def break_block(page: Page, flags: int, gap: int) -> None:
     """End a line of code, or a word, or the block, as the elements around a block's edge ask."""
     if flags & PRE:
@@ -163,7 +176,7 @@ def break_block(page: Page, flags: int, gap: int) -> None:
         page.state[GAP] = max(page.state[GAP], gap)
 
 
-@compile_nogil
+@compile_kernel
 def break_line(page: Page, flags: int) -> None:
     """Break the line at a <br>; two in a row make a blank line."""
     state = page.state
@@ -179,7 +192,7 @@ def break_line(page: Page, flags: int) -> None:
         state[AFTER_BREAK] = 1
 
 
-@compile_nogil
+@compile_kernel
 def put(page: Page, byte: int) -> None:
     """Write one byte of text that is not white space."""
     begin_block(page)
@@ -199,7 +212,7 @@ def put(page: Page, byte: int) -> None:
     state[POSITION] = position + 1
 
 
-@compile_nogil
+@compile_kernel
 def read_entity(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     """Return the byte that an entity stands for, and the index after it; `i` is after its "&".
 
@@ -220,7 +233,7 @@ def read_entity(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     return 38, i
 
 
-@compile_nogil
+@compile_kernel
 def write_text(page: Page, i: int, end: int, raw: bool) -> int:
     """Write the text from index `i` to the next tag, or to `end` if it is `raw`.
 
@@ -229,7 +242,7 @@ def write_text(page: Page, i: int, end: int, raw: bool) -> int:
     html = page.html
     out = page.out
     state = page.state
-    flags = page.stack[state[DEPTH], FLAGS]
+    flags = page.memory[state[DEPTH], FLAGS]
     code = flags & PRE
     in_math = flags & MATH
     link_characters = 0
@@ -266,11 +279,11 @@ def write_text(page: Page, i: int, end: int, raw: bool) -> int:
                 out[position] = byte
                 position += 1
             if state[LINKS]:
-                page.rows[state[COUNT], ROW_LINKS] += state[LINKS]
+                page.memory[state[COUNT], ROW_LINKS] += state[LINKS]
                 state[LINKS] = 0
             link_characters += byte < 128 or byte >= 192
     state[POSITION] = position
     state[SPACE] = space
     if flags & LINK and state[BEGUN]:
-        page.rows[state[COUNT], ROW_LINK_CHARACTERS] += link_characters
+        page.memory[state[COUNT], ROW_LINK_CHARACTERS] += link_characters
     return i

@@ -8,12 +8,12 @@ headings to themselves, and second renderings of formulas. A hidden element that
 give blocks, with the flag HIDDEN, because some pages hide their text until a script shows it.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     ALT_END,
     ALT_START,
@@ -26,8 +26,10 @@ from trainrig.corpus.page_walk.page_attributes import (
     OWN_FLAGS,
     REVERSED,
     SIGNATURE,
+    clear_attributes,
     find,
-    matches,
+    find_byte,
+    is_name_end,
     read_attributes,
     skip_tag,
 )
@@ -37,6 +39,9 @@ from trainrig.corpus.page_walk.page_elements import (
     CODE_LINE,
     CODE_TABLE,
     DOCUMENT,
+    ELEMENT_FLAGS,
+    ELEMENT_NAME,
+    FOREIGN,
     HEADING,
     HIGHLIGHT,
     JOIN,
@@ -47,6 +52,7 @@ from trainrig.corpus.page_walk.page_elements import (
     MATH_ELEMENT,
     MATH_GROUP,
     MATH_ROOT,
+    NAME_VALUE,
     ORDERED_LIST,
     PARAGRAPH_ELEMENT,
     PRE,
@@ -64,8 +70,7 @@ from trainrig.corpus.page_walk.page_elements import (
     TERM_ELEMENT,
     VERBATIM,
     VOID,
-    NameTables,
-    build_name_tables,
+    build_name_table,
 )
 from trainrig.corpus.page_walk.page_formulas import (
     opens_bracket,
@@ -80,8 +85,8 @@ from trainrig.corpus.page_walk.page_lookahead import (
     find_tex,
     holds_code,
     holds_tag,
-    is_name_end,
 )
+from trainrig.corpus.page_walk.page_raw_text import find_raw_text_end
 from trainrig.corpus.page_walk.page_rules import (
     count_items,
     edge_gap,
@@ -90,10 +95,13 @@ from trainrig.corpus.page_walk.page_rules import (
     kind_inside,
 )
 from trainrig.corpus.page_walk.page_text import (
+    AMBIGUOUS,
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
+    CONTAINER_AROUND,
     CONTAINER_INSIDE,
+    CONTAINER_SIGNATURE,
     CONTAINERS,
     COUNT,
     DEPTH,
@@ -104,16 +112,16 @@ from trainrig.corpus.page_walk.page_text import (
     LINKS,
     LISTS,
     MARKER,
+    MEMORY,
+    NAME,
     NEAR,
     NEXT_NUMBER,
     OPENS,
     OWN,
     POSITION,
-    ROWS,
     SKIPPED,
     SPACE,
-    STACK,
-    STATE,
+    SPARE,
     STEP,
     TABS,
     WRITTEN,
@@ -124,86 +132,95 @@ from trainrig.corpus.page_walk.page_text import (
     put,
     write_text,
 )
-from trainrig.corpus.page_walk.word_hash import FNV_START, find_value, update_word_hash
+from trainrig.corpus.page_walk.word_hash import FNV_START, find_row, update_word_hash
 
-_COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
+_OPEN: Final = np.uint64(60)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
-_MATH_END_TAG: Final = np.frombuffer(b"</math", np.uint8)
 _BACKSLASH: Final = np.frombuffer(b"\\", np.uint8)
 _BRACKET: Final = 1 << 62  # a formula's element that ends with a closing bracket
 _STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
 
 
-def walk_page(html: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the text of a page, [blocks, ROWS] about its blocks, and its containers.
+class Walk(NamedTuple):
+    """Result of the walk over a page."""
 
-    `html` is the serialised page. The text has a zero byte after each block.
+    text: NDArray[np.uint8]  # the text of the blocks, with a zero byte after each
+    rows: NDArray[np.int64]  # [blocks, MEMORY], of which the columns of a block count
+    containers: NDArray[np.int64]  # [containers, MEMORY], of which the columns of a container count
+    # Whether the page has another reading: the parser's tree may have been a different one.
+    ambiguous: bool
+
+
+def walk_page(html: bytes, stops: bool) -> Walk:
+    """Walk over a page, given as the parser has serialised it.
+
+    If `stops`, the walk ends where the page turns out to be ambiguous.
     """
-    tags = html.count(b"<")
+    rows = html.count(b"<") + html.count(b"\n") + 3
+    html += b" " * (-len(html) % 8)
     page = Page(
         np.frombuffer(html, np.uint8),
-        np.empty(len(html) + 64, np.uint8),
-        np.empty((tags + html.count(b"\n") + 2, ROWS), np.int64),
-        np.zeros(STATE, np.int64),
-        np.zeros((tags + 3, STACK), np.int64),
-        np.zeros((tags + 2, 3), np.int64),
+        # As much as the page, and once more for TeX, which is written ahead of the walk.
+        np.empty(2 * len(html) + 2 * SPARE, np.uint8),
+        np.zeros((rows, MEMORY), np.int64),
         np.zeros(ATTRIBUTES, np.int64),
     )
-    walk(page, build_name_tables())
-    count = int(page.state[COUNT])
-    end = int(page.state[POSITION])
-    return page.out[:end], page.rows[:count], page.containers[: page.state[CONTAINERS]]
+    walk(page, build_name_table(), stops)
+    state = page.state
+    return Walk(
+        page.out[: state[POSITION]],
+        page.memory[: state[COUNT]],
+        page.memory[: state[CONTAINERS]],
+        bool(state[AMBIGUOUS]),
+    )
 
 
-@compile_nogil
-def walk(page: Page, tables: NameTables) -> None:
+@compile_kernel
+def walk(page: Page, names: NDArray[np.int64], stops: bool) -> None:
     """Walk over the tags and texts of a page, and fill its arrays."""
     html = page.html
     state = page.state
     end = len(html)
     state[CONTAINERS] = 1
     i = 0
-    while i < end:
+    while i < end and not (stops and state[AMBIGUOUS]):
         if html[i] != 60:
-            if state[SKIPPED]:
-                while i < end and html[i] != 60:
-                    i += 1
-            else:
-                i = write_text(page, i, end, False)
+            skipped = state[SKIPPED] > 0
+            i = find_byte(html, i, _OPEN) if skipped else write_text(page, i, end, False)
             continue
         after = int(html[i + 1]) if i + 1 < end else 0
         if after == 47:
-            start = i + 2
+            close_element(page, i + 2, names)
             i = skip_tag(html, i)
-            if not is_void(page, start, tables):
-                close_element(page)
-        elif after == 33:  # a comment, or the type of the document
-            is_comment = i + 2 < end and html[i + 2] == 45
-            stop = find(html, i + 4, end, _COMMENT_END) if is_comment else -1
-            i = stop + 3 if stop >= 0 else skip_tag(html, i)
+        elif after == 33 or after == 63:
+            # a comment, the type of the document, or an instruction such as <?php ?>
+            i = skip_tag(html, i)
         else:
-            i = open_element(page, i + 1, tables)
+            i = open_element(page, i + 1, names)
     end_block(page)
 
 
-@compile_nogil
-def is_void(page: Page, i: int, tables: NameTables) -> bool:
-    """Return whether the end tag whose name begins at `i` belongs to no pushed element.
+@compile_kernel
+def matches_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
+    """Return whether the names that begin at these indices, of two tags, are equal."""
+    while end_tag < len(html) and html[end_tag] != 62 and html[start_tag] == html[end_tag]:
+        start_tag += 1
+        end_tag += 1
+    return is_name_end(html, end_tag) and is_name_end(html, start_tag)
 
-    Inside SVG and MathML, which are skipped or formulas, a <link> has an end tag.
-    """
-    state = page.state
-    if not (state[SKIPPED] or page.stack[state[DEPTH], FLAGS] & MATH):
-        return False
+
+@compile_kernel
+def is_void(html: NDArray[np.uint8], i: int, names: NDArray[np.int64]) -> bool:
+    """Return whether the name that begins at `i` is one of an element without an end tag."""
     hash_ = FNV_START
-    while not is_name_end(page.html, i):
-        hash_ = update_word_hash(hash_, int(page.html[i]), 0)
+    while not is_name_end(html, i):
+        hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
-    return find_value(hash_, tables.element_keys, tables.element_values) == VOID
+    return bool(names[find_row(hash_ ^ ELEMENT_NAME, names), NAME_VALUE] == VOID)
 
 
-@compile_nogil
-def open_element(page: Page, i: int, tables: NameTables) -> int:
+@compile_kernel
+def open_element(page: Page, i: int, names: NDArray[np.int64]) -> int:
     """Handle the start tag whose name begins at index `i`; return the index after what it used."""
     html = page.html
     state = page.state
@@ -213,15 +230,16 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
     name = html[start:i]
-    code = find_value(hash_, tables.element_keys, tables.element_values)
+    known = find_row(hash_ ^ ELEMENT_NAME, names)
+    code = names[known, NAME_VALUE]
     if state[SKIPPED]:
         i = skip_tag(html, i)
-        page.about[:] = 0
+        clear_attributes(page.state)
     else:
-        i = read_attributes(html, i, tables, page.about)
+        i = read_attributes(html, i, names, page.state)
     if code == VOID:
         return i
-    flags = page.stack[state[DEPTH], FLAGS]
+    flags = page.memory[state[DEPTH], FLAGS]
     if code in (LINE_BREAK, RULE):
         if not state[SKIPPED]:
             if code == LINE_BREAK:
@@ -231,12 +249,13 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         return i
     if flags & MATH and not state[SKIPPED]:
         write_between(page)
-    own = find_value(hash_, tables.element_keys, tables.element_flags)
-    own |= page.about[OWN_FLAGS] if code != DOCUMENT else 0
+    own = names[known, ELEMENT_FLAGS]
+    own |= page.state[OWN_FLAGS] if code != DOCUMENT else 0
     drops = not state[SKIPPED] and is_dropped(page, i, name, code, own, flags)
     if not state[SKIPPED] and not drops:
         own = enter_element(page, i, name, code, own, flags)
     push_element(page, i, code, own, name)
+    page.memory[state[DEPTH], NAME] = start
     if drops:
         state[SKIPPED] = state[DEPTH]
     if code in (RAW_TEXT, SCRIPT, VERBATIM):
@@ -250,15 +269,15 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
     return i
 
 
-@compile_nogil
+@compile_kernel
 def enter_element(
     page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
 ) -> int:
     """End or begin blocks at the start of an element; return the element's own flags."""
     state = page.state
-    stack = page.stack
+    stack = page.memory
     html = page.html
-    classes = page.about[CLASS_BITS]
+    classes = page.state[CLASS_BITS]
     if classes & CODE_AREA:
         own |= HIGHLIGHT
     if code == ANCHOR:
@@ -303,7 +322,7 @@ def enter_element(
     return own
 
 
-@compile_nogil
+@compile_kernel
 def enter_table_part(page: Page, code: int, around: int) -> None:
     """End a block at a table or one of its rows; rows of a table of code are lines of a block."""
     if around & CODE_TABLE:
@@ -315,29 +334,29 @@ def enter_table_part(page: Page, code: int, around: int) -> None:
         page.state[GAP] = max(page.state[GAP], code == TABLE)
 
 
-@compile_nogil
+@compile_kernel
 def number_item(page: Page) -> None:
     """Set the marker of the next block: a bullet, or the number of the list item."""
     state = page.state
-    row = page.stack[state[DEPTH]]
+    row = page.memory[state[DEPTH]]
     state[HAS_MARKER] = 1
     if row[CODE_OF_ELEMENT] != ORDERED_LIST:
         return
-    if page.about[HAS_NUMBER]:
-        row[NEXT_NUMBER] = page.about[NUMBER]
+    if page.state[HAS_NUMBER]:
+        row[NEXT_NUMBER] = page.state[NUMBER]
     state[HAS_MARKER] = 2
     state[MARKER] = row[NEXT_NUMBER]
     row[NEXT_NUMBER] += row[STEP]
 
 
-@compile_nogil
+@compile_kernel
 def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
     """Push an element, whose content begins at index `i`, on the stack of open elements."""
     state = page.state
     depth = state[DEPTH] + 1
     state[DEPTH] = depth
-    around = page.stack[depth - 1]
-    entry = page.stack[depth]
+    around = page.memory[depth - 1]
+    entry = page.memory[depth]
     inherited = around[FLAGS]
     if code in (TABLE, TABLE_CAPTION) or (code == PREFORMATTED and own & PRE):
         inherited &= ~JOIN
@@ -347,84 +366,83 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
     entry[NEAR] = own
     for step in range(1, _STYLE_DEPTH):
         if depth - step > 0:
-            entry[NEAR] |= page.stack[depth - step, OWN]
+            entry[NEAR] |= page.memory[depth - step, OWN]
     entry[KIND_INSIDE] = kind_inside(code, name, int(around[KIND_INSIDE]), own)
     entry[LISTS] = around[LISTS] + (code in (LIST, ORDERED_LIST))
     entry[CELLS] = 0
-    entry[STEP] = -1 if page.about[REVERSED] else 1
-    entry[NEXT_NUMBER] = page.about[NUMBER] if page.about[HAS_NUMBER] else 1
-    if code == ORDERED_LIST and page.about[REVERSED] and not page.about[HAS_NUMBER]:
+    entry[STEP] = -1 if page.state[REVERSED] else 1
+    entry[NEXT_NUMBER] = page.state[NUMBER] if page.state[HAS_NUMBER] else 1
+    if code == ORDERED_LIST and page.state[REVERSED] and not page.state[HAS_NUMBER]:
         entry[NEXT_NUMBER] = count_items(page.html, i)
     entry[WRITTEN] = state[POSITION]
-    entry[CLASSES] = page.about[CLASS_BITS]
+    entry[CLASSES] = page.state[CLASS_BITS]
     entry[CONTAINER_INSIDE] = around[CONTAINER_INSIDE]
     if not (is_inline(code) or code in (PARAGRAPH_ELEMENT, HEADING)):
-        container = page.containers[state[CONTAINERS]]
-        container[0] = around[CONTAINER_INSIDE]
-        container[1] = page.about[SIGNATURE] * 31 + code
-        container[2] = page.containers[around[CONTAINER_INSIDE], 2] + 1
+        container = page.memory[state[CONTAINERS]]
+        container[CONTAINER_AROUND] = around[CONTAINER_INSIDE]
+        container[CONTAINER_SIGNATURE] = page.state[SIGNATURE] * 31 + code
         entry[CONTAINER_INSIDE] = state[CONTAINERS]
         state[CONTAINERS] += 1
 
 
-@compile_nogil
+@compile_kernel
 def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
     """Skip the content of a script or style; write the content of a verbatim element."""
-    html = page.html
-    end = i
-    while end < len(html) and not (
-        html[end] == 60
-        and end + 1 < len(html)
-        and html[end + 1] == 47
-        and matches(html, end + 2, name)
-        and is_name_end(html, end + 2 + len(name))
-    ):
-        end += 1
-    if page.state[SKIPPED]:
+    state = page.state
+    foreign = page.memory[state[DEPTH], FLAGS] & FOREIGN != 0
+    end, ambiguous = find_raw_text_end(page.html, i, name, code == SCRIPT, foreign)
+    state[AMBIGUOUS] |= ambiguous
+    if state[SKIPPED]:
         return end
     if code == VERBATIM:
         write_text(page, i, end, True)
-    elif code == SCRIPT and page.about[IS_TEX]:
-        write_tex(page, i, end, True, page.about[IS_DISPLAY] != 0)
+    elif code == SCRIPT and page.state[IS_TEX]:
+        write_tex(page, i, i, end, True, page.state[IS_DISPLAY] != 0)
     return end
 
 
-@compile_nogil
+@compile_kernel
 def enter_formula(page: Page, i: int) -> int:
     """Write the TeX of the formula whose content begins at `i`, or let the walk write its MathML.
 
-    Returns the index of the formula's end tag if TeX was found, else `i`.
+    If TeX was found, the walk skips the MathML. Returns `i`.
     """
     html = page.html
-    end = find(html, i, len(html), _MATH_END_TAG)
-    if end < 0:
-        return i
-    display = page.about[IS_DISPLAY] != 0
-    start, stop = find_tex(html, i, end)
-    if start < 0:
-        start = page.about[ALT_START]
-        stop = page.about[ALT_END]
+    state = page.state
+    start, stop = find_tex(html, i)
+    if start == stop:
+        start = page.state[ALT_START]
+        stop = page.state[ALT_END]
         if find(html, start, stop, _BACKSLASH) < 0:
             return i
-    write_tex(page, start, stop, False, display)
-    return end
+    write_tex(page, i, start, stop, False, page.state[IS_DISPLAY] != 0)
+    state[SKIPPED] = state[DEPTH]
+    return i
 
 
-@compile_nogil
-def close_element(page: Page) -> None:
-    """Pop the innermost open element, and end the block that it held."""
+@compile_kernel
+def close_element(page: Page, start: int, names: NDArray[np.int64]) -> None:
+    """Pop the innermost open element, and end the block that it held.
+
+    `start` is the index of the name of the end tag. In pictures and formulas, a <link> has an end
+    tag, which belongs to no pushed element.
+    """
     state = page.state
     depth = state[DEPTH]
     if depth == 0:
         return
-    entry = page.stack[depth]
+    entry = page.memory[depth]
+    if not matches_name(page.html, entry[NAME], start):
+        if is_void(page.html, start, names):
+            return
+        state[AMBIGUOUS] = 1
     state[DEPTH] = depth - 1
     if state[SKIPPED]:
         if state[SKIPPED] == depth:
             state[SKIPPED] = 0
         return
     code = entry[CODE_OF_ELEMENT]
-    around = page.stack[depth - 1, FLAGS]
+    around = page.memory[depth - 1, FLAGS]
     if entry[OWN] & _BRACKET:
         put(page, 41)
     if is_inline(code) or code == DOCUMENT:
