@@ -33,7 +33,7 @@ from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tab
 from trainrig.scaling.regression import form_choice
 from trainrig.scaling.regression.approaches import fit_approaches, fit_frontier_laws
 from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.regression.foretelling import HoldOut
+from trainrig.scaling.regression.foretelling import HoldOut, split_held_out
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
 from trainrig.scaling.regression.minimise import Huber, Loss
 from trainrig.scaling.regression.profile_likelihood import Profile, compute_profiles, with_profiles
@@ -115,7 +115,7 @@ def fit_law(
     )
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
-    held_out, not_judged = _judge_form(forms, settings, reporter)
+    held_out, not_judged = _judge_form(screened.runs, forms, settings, reporter)
     reporter.stage("bootstrap")
     draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
     quantities = (
@@ -179,14 +179,15 @@ def _draw_members(
 
 
 def _judge_form(
-    forms: form_choice.LawForms, settings: LawFit, reporter: Progress
+    runs: RunsTable, forms: form_choice.LawForms, settings: LawFit, reporter: Progress
 ) -> tuple[HeldOutErrors | None, str]:
     """Return the errors of the chosen form on held-out runs, or None and why if unexpected."""
     if not settings.hold_out.share:
         return None, ""
     reporter.stage("predicting the held-out runs")
+    split = split_held_out(runs, settings.hold_out)
     try:
-        return form_choice.judge(forms, settings.hold_out, settings.bootstrap), ""
+        return form_choice.judge(forms, split, settings.hold_out, settings.bootstrap), ""
     except form_choice.NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise

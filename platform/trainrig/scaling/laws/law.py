@@ -267,18 +267,16 @@ class Law(Settings):
         """Combine `quantity` by all forms that know it; without `drawn`, its spread is unknown."""
         forms = [(self.weight, self.form, self.draws)]
         forms += [(member.weight, member.form, member.draws) for member in self.members]
-        said = [float(quantity(form)) for _, form, _ in forms]
-        return stack_members(
-            [
-                Member(
-                    share,
-                    np.array([value]),
-                    np.array([[quantity(draw)] for draw in draws if drawn]).reshape(-1, 1),
-                )
-                for (share, _, draws), value in zip(forms, said, strict=True)
-                if value == said[0] or not np.isnan(value)
-            ]
-        )
+        members = [
+            Member(
+                share,
+                np.array([float(quantity(form))]),
+                np.array([float(quantity(draw)) for draw in draws if drawn]).reshape(-1, 1),
+            )
+            for share, form, draws in forms
+        ]
+        known = [member for member in members if not np.isnan(member.predicted[0])]
+        return stack_members(known or members[:1])
 
 
 def refuse_draws(good: int, failed: int) -> str:

@@ -213,7 +213,7 @@ class DataConstrainedFit(Settings):
     base: Parametric | None = None  # None: fitted together with r_d and r_n
     loss: Loss = Huber()
     # Starting values of r_d and of r_n.
-    repeats: Shares = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+    repeats: Shares = (1.0, 4.0, 16.0, 64.0)
     # looser than the default: the minimum is a long valley if repeats lose no value
     search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
 

@@ -79,8 +79,8 @@ def predict(form: Form, runs: RunsTable) -> Array:
     return form.compute_loss(runs.parameters, runs.tokens, unique)
 
 
-CUTS = 3  # cuts of the runs along each axis at which each form foretells the runs above
-FIRST_CUT = 0.7  # share of the runs below the first cut
+CUTS = 2  # cuts of the runs along each axis at which each form foretells the runs above
+FIRST_CUT = 0.8  # share of the runs below the first cut
 CUT_DRAWS = 20  # bootstrap draws of the fit at each cut
 EVERY_START = 10  # every start of this number is searched again at a cut
 AXES: tuple[Literal["flops", "parameters", "tokens"], ...] = ("flops", "parameters", "tokens")
@@ -200,7 +200,9 @@ def draw_forecast(fit: Fit[Any], forecast: CutForecast, rules: Bootstrap) -> Arr
 def compute_noise(residuals: Array, constants: int) -> float:
     """Compute the standard deviation of log losses around a fit from its `residuals`.
 
-    They are smaller than the noise because the constants adapt to it, so they are scaled up by the
-    lost degrees of freedom.
+    It is that of a normal distribution with their mean absolute value, which a few outliers move
+    less than the mean square. Residuals are smaller than the noise because the constants adapt to
+    it, so they are scaled up by the lost degrees of freedom.
     """
-    return float(np.sqrt(residuals @ residuals / max(len(residuals) - constants, 1)))
+    freed = len(residuals) / max(len(residuals) - constants, 1)
+    return float(np.abs(residuals).mean() * np.sqrt(np.pi / 2 * freed))

@@ -28,7 +28,6 @@ from trainrig.scaling.regression.foretelling import (
     draw_forecast,
     foretell,
     list_cuts,
-    split_held_out,
 )
 from trainrig.scaling.regression.minimise import Loss
 from trainrig.scaling.regression.ray_fit import describe_assumption, fit_ray
@@ -51,6 +50,10 @@ def compute_criterion(fit: Fit[Any]) -> float:
 
 EPOCHS = 4  # tokens repeated more often are worth visibly less than new ones (arXiv:2305.16264)
 LEAST_SHARE = 0.02  # a smaller share of a form in predictions changes nothing
+LEAST_POWER = 2.0  # power of the error in a form's share, with few runs
+# Errors of neighbouring runs are alike, so this number of runs counts as one for the shares. With 4
+# and with 8, predictions of the published tables have the same errors.
+DEPENDENT = 4
 LEAST_KEPT = 3  # fewer foretold training runs give no meaningful standard error
 CUT_DRAWS = Bootstrap(draws=20)  # draws of the fits at each cut
 Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
@@ -118,14 +121,17 @@ class LawForms:
     def weights(self) -> dict[Kind, float]:
         """The share of each form in predictions of the loss, the chosen form first.
 
-        A share is in proportion to 1 / error^2, where the error is that on larger runs (Bates and
-        Granger 1969, "The combination of forecasts"). Shares below LEAST_SHARE are left out. A form
-        that was asked for, or that could not be compared, has the whole share.
+        A share is in proportion to error^-p, where the error is that on larger runs. With few runs,
+        p is 2 (Bates and Granger 1969, "The combination of forecasts"). It grows with the number of
+        foretold training runs, as the likelihood of Laplace noise does. Shares below LEAST_SHARE
+        are left out. A form that was asked for, or that could not be compared, has the whole share.
         """
         if self.asked or self.best is None or self._count_foretold() < LEAST_KEPT:
             return {self.chosen: 1.0}
+        power = max(LEAST_POWER, self._count_foretold() / DEPENDENT)
+        least = max(self._compute_error(self.best), FINEST)
         shares = {
-            kind: max(self._compute_error(kind), FINEST) ** -2
+            kind: (max(self._compute_error(kind), FINEST) / least) ** -power
             for kind in (self.chosen, *(kind for kind in self.foretold if kind != self.chosen))
         }
         whole = sum(shares.values())
@@ -288,18 +294,15 @@ def count_repeating(runs: RunsTable) -> int:
 
 
 def judge(
-    forms: LawForms,
-    rules: HoldOut,
-    bootstrap: Bootstrap,
+    forms: LawForms, split: HeldOutSplit, rules: HoldOut, bootstrap: Bootstrap
 ) -> law.HeldOutErrors:
     """Predict the largest runs as if only the others were known, and compare.
 
-    The form, the shares and the spread are learnt anew from the others. At most JUDGED draws of
-    each form are fitted: the ends of a held-out run's interval need fewer digits than those of the
-    law. Raises NotJudgedError if the others do not determine the form of the law.
+    The form, the shares and the spread are learnt again from the others, at cuts as `rules` say. At
+    most JUDGED draws of each form are fitted: the ends of a held-out run's interval need fewer
+    digits than those of the law. Raises NotJudgedError if the others do not determine the form of
+    the law.
     """
-    runs = forms.fits[forms.chosen].regression.runs
-    split = split_held_out(runs, rules)
     outer = {kind: foretell(fit, {0: split}).cuts for kind, fit in forms.fits.items()}
     forecasts = {kind: found[0] for kind, found in outer.items() if found}
     if forms.chosen not in forecasts:
