@@ -370,9 +370,43 @@ def draw_law_zoo() -> str:
         by_form = ", ".join(f"{kind} {one:.2%}" for kind, one in found["error_by_form"].items())
         shares = ", ".join(f"{share:.0%} {kind}" for kind, share in found["shares"].items())
         within = f"{found['within']} of {found['predicted']}"
-        rows.append([name, str(found["runs"]), by_form, shares, f"{found['error']:.2%}", within])
-    head = ["set", "runs", "mean error of each form", "shares", "error together", "within 95%"]
+        width = f"{found['width']:.1%}"
+        error = f"{found['error']:.2%}"
+        rows.append([name, str(found["runs"]), by_form, shares, error, within, width])
+    head = ["set", "runs", "error of each form", "shares", "error together", "within 95%", "width"]
     return format_table(head, rows) + format_bench_source("law-zoo")
+
+
+def draw_large_runs() -> str:
+    """Return the predictions of runs far larger than those that a law was fitted to."""
+    rows = []
+    for name, found in read_bench("law-zoo")["sets"].items():
+        pairs = zip(found.get("large", ()), found.get("large_of_five", ()), strict=True)
+        for one, of_five in pairs:
+            size = f"{one['parameters'] / 1e9:.1f}B, {one['tokens'] / 1e9:.0f}B tokens"
+            low, high = one["interval"]
+            inside = "yes" if one["within"] else "no"
+            rows.append(
+                [
+                    *(name, size, f"{one['error']:+.1%}", f"{low:.3f} to {high:.3f}", inside),
+                    f"{of_five['error']:+.1%}",
+                ]
+            )
+    head = ["set", "run", "error", "interval", "inside", "error from the authors' five runs"]
+    return format_table(head, rows) + format_bench_source("law-zoo")
+
+
+def draw_prediction_coverage() -> str:
+    """Return how often intervals of predicted losses hold the loss, by the true form."""
+    rows = []
+    for kind, by_runs in read_bench("prediction-coverage")["held"].items():
+        for runs, found in by_runs.items():
+            held = f"{found['held_together']:.1%} ± {found['standard_error']:.1%}"
+            widths = ", ".join(f"{width:.1%}" for width in found["width"])
+            errors = ", ".join(f"{error:.2%}" for error in found["error"])
+            rows.append([kind, runs, held, widths, errors])
+    head = ["true form", "runs", "held", "median width at 3 and 10 times", "mean error"]
+    return format_table(head, rows) + format_bench_source("prediction-coverage")
 
 
 def draw_real_sweep() -> str:
@@ -518,12 +552,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,
+    "large-runs": draw_large_runs,
     "law-zoo": draw_law_zoo,
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,
     "model-costs": draw_model_costs,
     "parametric-coverage": draw_parametric_coverage,
     "peer-steps": draw_peer_steps,
+    "prediction-coverage": draw_prediction_coverage,
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,

@@ -43,7 +43,7 @@ SETS = {
     "OLMo's ladder": ("olmo_ladder_190M_1B", "", 0),
     "Muennighoff et al.": ("datablations_lt4B", "", 0),
 }
-# Runs of Gadre et al. that are 18 times as large as those of the table: parameters, tokens, and the
+# Runs of Gadre et al. of 9 to 18 times the compute of the table: parameters, tokens, and the
 # loss on C4's validation split (github.com/mlfoundations/scaling, exp_data/models).
 LARGE = {
     "Gadre et al., C4": [(6_889_410_560, 137_788_211_200, 2.382220)],

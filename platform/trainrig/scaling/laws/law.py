@@ -191,8 +191,8 @@ class Law(Settings):
     # Bootstrap draws of `form`, from which all intervals of its constants are computed.
     draws: tuple[Form, ...] = ()
     weight: float = Field(1.0, gt=0, le=1)  # share of `form` in predictions of the loss
-    # The other forms in predictions of the loss. A share is in proportion to 1 / error^2, where the
-    # error is the mean one on larger runs.
+    # The other forms in predictions of the loss. The share of a form falls with its mean error on
+    # larger runs.
     members: tuple[WeightedForm, ...] = ()
     # How far measured losses lie from predictions; an older law says nothing of it.
     spread: Spread = Spread()
