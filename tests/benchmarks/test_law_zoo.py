@@ -41,7 +41,6 @@ SETS = {
     "Gadre et al., RedPajama": ("gadre_small_runs", "rpj", 0),
     "Gadre et al., RefinedWeb": ("gadre_small_runs", "rw_original", 0),
     "OLMo's ladder": ("olmo_ladder_190M_1B", "", 0),
-    "Muennighoff et al.": ("datablations_lt4B", "", 0),
 }
 # Runs of Gadre et al. of 9 to 18 times the compute of the table: parameters, tokens, and the
 # loss on C4's validation split (github.com/mlfoundations/scaling, exp_data/models).
