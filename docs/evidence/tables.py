@@ -370,29 +370,8 @@ def draw_law_zoo() -> str:
         by_form = ", ".join(f"{kind} {one:.2%}" for kind, one in found["error_by_form"].items())
         shares = ", ".join(f"{share:.0%} {kind}" for kind, share in found["shares"].items())
         within = f"{found['within']} of {found['predicted']}"
-        width = f"{found['width']:.1%}"
-        error = f"{found['error']:.2%}"
-        rows.append([name, str(found["runs"]), by_form, shares, error, within, width])
-    head = ["set", "runs", "error of each form", "shares", "error together", "within 95%", "width"]
-    return format_table(head, rows) + format_bench_source("law-zoo")
-
-
-def draw_large_runs() -> str:
-    """Return the predictions of runs far larger than those that a law was fitted to."""
-    rows = []
-    for name, found in read_bench("law-zoo")["sets"].items():
-        pairs = zip(found.get("large", ()), found.get("large_of_five", ()), strict=True)
-        for one, of_five in pairs:
-            size = f"{one['parameters'] / 1e9:.1f}B, {one['tokens'] / 1e9:.0f}B tokens"
-            low, high = one["interval"]
-            inside = "yes" if one["within"] else "no"
-            rows.append(
-                [
-                    *(name, size, f"{one['error']:+.1%}", f"{low:.3f} to {high:.3f}", inside),
-                    f"{of_five['error']:+.1%}",
-                ]
-            )
-    head = ["set", "run", "error", "interval", "inside", "error from the authors' five runs"]
+        rows.append([name, str(found["runs"]), by_form, shares, f"{found['error']:.2%}", within])
+    head = ["set", "runs", "mean error of each form", "shares", "error together", "within 95%"]
     return format_table(head, rows) + format_bench_source("law-zoo")
 
 
@@ -552,7 +531,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,
-    "large-runs": draw_large_runs,
     "law-zoo": draw_law_zoo,
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,
