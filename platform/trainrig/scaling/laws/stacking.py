@@ -22,7 +22,7 @@ ONE_SIGMA = (0.1587, 0.8413)  # quantiles of a normal distribution at one standa
 
 
 class Spread(Settings):
-    """How far the measured losses of single runs lie from predictions."""
+    """Spread of the measured losses of single runs around predictions."""
 
     noise: float = Field(0.0, ge=0)  # standard deviation of a run's log loss around the fitted law
     # Errors on larger runs, as a multiple of what the draws and the noise make expected.
