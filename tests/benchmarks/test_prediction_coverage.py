@@ -20,7 +20,7 @@ from trainrig.scaling.laws.law_forms import DataConstrained, Form, Kaplan, OverT
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.stacking import Member, stack_members
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.foretelling import HoldOut, predict
+from trainrig.scaling.regression.foretelling import HeldOutSplit, HoldOut, predict
 from trainrig.scaling.regression.form_choice import fit_forms
 from trainrig.scaling.regression.minimise import Huber
 
@@ -73,12 +73,16 @@ def predict_sweep(
         drawn = bootstrap_form(forms.fits[kind], Bootstrap(draws=DRAWS)).forms
         losses = np.array([predict(form, larger) for form in drawn])
         members.append(Member(weight, predict(forms.fits[kind].form, larger), losses))
-    stack = stack_members(members)
+    others = [predict(forms.fits[kind].form, larger) for kind in forms.undecided]
+    stack = stack_members(members, others)
+    distance = HeldOutSplit(
+        table, larger, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool), ""
+    ).distance
     spread = forms.learn_spread(forms.noises)
     chances, widths = [], []
     exact = predict(truth, larger)
     for row, loss in enumerate(exact.tolist()):
-        interval = build_interval(stack, row, spread, 0.95)
+        interval = build_interval(stack, row, spread, float(distance[row]), 0.95)
         low = interval.low or 1e-9
         high = interval.high or math.inf
         chances.append(compute_normal(math.log(high / loss)) - compute_normal(math.log(low / loss)))

@@ -105,18 +105,18 @@ def test_a_prediction_of_two_forms_is_their_mean_by_their_shares():
         return np.nan if isinstance(form, Kaplan) else predict_at(form)
 
     assert law.combine(known_to_parametric) == predict_at(FORM)
-    assert law.predict_interval(known_to_parametric).contains(predict_at(FORM))
+    assert law.predict_interval(known_to_parametric, 1e12, 2e13).contains(predict_at(FORM))
 
 
 @pytest.mark.parametrize("weight", [0.02, 0.3, 0.6])
 def test_an_interval_allows_for_disagreement_noise_and_errors_on_larger_runs(weight, tmp_path):
-    alone = LAW.predict_interval(predict_at)
+    alone = LAW.predict_interval(predict_at, 1e12, 2e13)
     law = LAW.model_copy(update={
         "weight": 1 - weight,
         "members": (WeightedForm(form=KAPLAN, weight=weight, draws=(KAPLAN,) * 25),),
         "spread": Spread(noise=0.01, scale=2.0, runs=12),
     })  # fmt: skip
-    interval = law.predict_interval(predict_at)
+    interval = law.predict_interval(predict_at, 1e12, 2e13)
     assert interval.contains(law.combine(predict_at))
     assert interval.high / interval.low > alone.high / alone.low
     path = str(tmp_path / "law.json")
@@ -132,4 +132,4 @@ def test_a_form_that_does_not_know_the_quantity_leaves_the_interval_alone():
     def known_to_parametric(form):
         return np.nan if isinstance(form, Kaplan) else predict_at(form)
 
-    assert law.predict_interval(known_to_parametric) == LAW.predict_interval(predict_at)
+    assert law.predict_interval(known_to_parametric, 1e12, 2e13) == LAW.predict_interval(predict_at, 1e12, 2e13)

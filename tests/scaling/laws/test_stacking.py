@@ -13,6 +13,7 @@ from trainrig.scaling.laws.stacking import (
     Stack,
     compute_weighted_median,
     learn_spread,
+    measure_distance,
     stack_members,
 )
 
@@ -64,7 +65,9 @@ def test_the_deviation_joins_draws_and_disagreement() -> None:
 
 def make_outcome(errors: list[float], deviation: float) -> Outcome:
     loss = 3.0 * np.exp(np.array(errors))
-    return Outcome(Stack(np.full(len(errors), 3.0), np.full(len(errors), deviation)), loss, 0.0)
+    predicted = np.full(len(errors), 3.0)
+    stack = Stack(predicted, np.full(len(errors), deviation), predicted, predicted)
+    return Outcome(stack, loss, 0.0, np.full(len(errors), 0.7))
 
 
 def test_errors_on_larger_runs_scale_the_spread() -> None:
@@ -72,13 +75,44 @@ def test_errors_on_larger_runs_scale_the_spread() -> None:
     assert as_expected.scale == pytest.approx(1.0)
     twice = learn_spread(0.01, [make_outcome([0.04, -0.04], 0.02)], 2)
     assert twice.scale == pytest.approx(np.sqrt((PRIOR_RUNS + 2 * 4) / (PRIOR_RUNS + 2)))
-    assert twice.runs == 2 and twice.noise == 0.01
+    assert twice.runs == 2 and twice.noise == 0.01 and twice.distance == pytest.approx(0.7)
+    # A few small errors are no evidence that the draws expect too much.
+    assert learn_spread(0.01, [make_outcome([0.002, -0.002], 0.02)], 2).scale == 1
     assert learn_spread(0.01, [make_outcome([0.04], np.inf)], 1) == Spread(noise=0.01)
     assert learn_spread(0.01, [], 0) == Spread(noise=0.01)
 
 
 def test_an_interval_is_wider_where_fewer_runs_taught_it() -> None:
-    few = Spread(noise=0.03, runs=1).compute_half_width(0.04, 0.95)
-    many = Spread(noise=0.03, runs=1000).compute_half_width(0.04, 0.95)
+    few = Spread(noise=0.03, runs=1).compute_half_width(0.04, 0.0, 0.95)
+    many = Spread(noise=0.03, runs=1000).compute_half_width(0.04, 0.0, 0.95)
     assert many == pytest.approx(1.96 * 0.05, rel=0.01)  # a normal distribution, 3-4-5
     assert few > 1.2 * many
+
+
+@given(st.floats(1, 5), st.floats(0, 9), st.floats(0, 9))
+def test_unexpected_errors_grow_with_the_distance_as_a_random_walk(
+    scale: float, near: float, far: float
+) -> None:
+    spread = Spread(noise=0.03, scale=scale, distance=1.0, runs=9)
+    near, far = sorted((near, far))
+    first = spread.compute_half_width(0.04, near, 0.95)
+    second = spread.compute_half_width(0.04, far, 0.95)
+    assert first <= second * (1 + 1e-12)
+    expected = Spread(noise=0.03, runs=9).compute_half_width(0.04, far, 0.95)
+    excess = (second / expected) ** 2 - 1
+    assert excess == pytest.approx((scale**2 - 1) * max(far, 1.0), abs=1e-9)
+
+
+def test_the_distance_is_that_along_the_farthest_axis() -> None:
+    parameters = np.array([1e9, 1e8, 2e8])
+    tokens = np.array([1e9, 1e9, 8e10])
+    found = measure_distance(parameters, tokens, (2e8, 2e10, 4e18))
+    assert found == pytest.approx([np.log(5), 0, np.log(24)])
+
+
+def test_predictions_without_a_share_count_for_the_lowest_and_the_highest() -> None:
+    draws = np.full((30, 1), 2.0)
+    stack = stack_members(
+        [Member(1.0, np.array([2.0]), draws)], [np.array([1.5]), np.array([np.nan])]
+    )
+    assert (stack.loss[0], stack.lowest[0], stack.highest[0]) == (2.0, 1.5, 2.0)

@@ -11,7 +11,13 @@ from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
-from trainrig.scaling.laws.stacking import Member, Spread, Stack, stack_members
+from trainrig.scaling.laws.stacking import (
+    Member,
+    Spread,
+    Stack,
+    measure_distance,
+    stack_members,
+)
 from trainrig.storage.missing_folders import describe_origin
 
 LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
@@ -66,6 +72,11 @@ class Ranges(Settings):
     tokens: FittedRange
     flops: FittedRange  # 6ND
     tokens_per_parameter: FittedRange
+
+    def measure_distance(self, parameters: Array | float, tokens: Array | float) -> Array:
+        """Measure the log distance of runs from the fitted ones, as in `stacking.py`."""
+        greatest = (self.parameters.greatest, self.tokens.greatest, self.flops.greatest)
+        return measure_distance(parameters, tokens, greatest)
 
 
 class LeftOut(Settings):
@@ -243,6 +254,18 @@ class Law(Settings):
             other.form for other in self.compared if other.as_good and other.form.kind not in kinds
         )
 
+    @property
+    def undecided(self) -> tuple[Form, ...]:
+        """The other forms that larger runs did not show to be worse than the law's.
+
+        They include forms that were never compared because there were no larger runs.
+        """
+        return tuple(
+            other.form
+            for other in self.compared
+            if other.as_good is not False and other.form.kind != self.form.kind
+        )
+
     def combine(self, quantity: Callable[[Form], float]) -> float:
         """Compute `quantity`, a loss, by all forms: their median, each with its share.
 
@@ -251,17 +274,24 @@ class Law(Settings):
         return float(self._stack(quantity, drawn=False).loss[0])
 
     def predict_interval(
-        self, quantity: Callable[[Form], float], level: float = 0.95
+        self,
+        quantity: Callable[[Form], float],
+        parameters: float,
+        tokens: float,
+        level: float = 0.95,
     ) -> Interval | None:
         """Compute the interval of the loss of a single run, or None if `no_interval`.
 
-        `quantity` is the loss by a form. The interval allows for the draws of all forms, for their
-        disagreement, for the noise of a run, and for the errors on larger runs that the law's own
-        runs showed.
+        `quantity` is the loss by a form of the run with `parameters` and `tokens`. The interval
+        allows for the draws of all forms, for the noise of a run, and for the errors on larger runs
+        that the law's own runs showed. It contains the prediction of each form that has a share or
+        is not known to be worse.
         """
         if self.no_interval:
             return None
-        return build_interval(self._stack(quantity, drawn=True), 0, self.spread, level)
+        far = self.ranges.measure_distance(parameters, tokens) if self.ranges else np.zeros(())
+        stack = self._stack(quantity, drawn=True)
+        return build_interval(stack, 0, self.spread, float(far), level)
 
     def _stack(self, quantity: Callable[[Form], float], drawn: bool) -> Stack:
         """Combine `quantity` by all forms that know it; without `drawn`, its spread is unknown."""
@@ -276,7 +306,8 @@ class Law(Settings):
             for share, form, draws in forms
         ]
         known = [member for member in members if not np.isnan(member.predicted[0])]
-        return stack_members(known or members[:1])
+        others = [np.array([float(quantity(form))]) for form in self.undecided if drawn]
+        return stack_members(known or members[:1], others)
 
 
 def refuse_draws(good: int, failed: int) -> str:
@@ -302,11 +333,19 @@ def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high), level=level)
 
 
-def build_interval(stack: Stack, row: int, spread: Spread, level: float) -> Interval:
-    """Build the interval of the measured loss of one row, symmetric in log loss."""
-    factor = np.exp(spread.compute_half_width(float(stack.deviation[row]), level))
+def build_interval(
+    stack: Stack, row: int, spread: Spread, distance: float, level: float
+) -> Interval:
+    """Build the interval of the measured loss of one row at `distance` from the fitted runs.
+
+    It is symmetric in log loss, unless it has to be extended to contain the prediction of a form.
+    """
+    half = spread.compute_half_width(float(stack.deviation[row]), distance, level)
+    with np.errstate(over="ignore"):  # an end that is too far to be a number is open
+        factor = float(np.exp(half))
     loss = float(stack.loss[row])
-    return Interval(low=loss / float(factor), high=loss * float(factor), level=level)
+    low = min(loss / factor, float(stack.lowest[row]))
+    return Interval(low=low, high=max(loss * factor, float(stack.highest[row])), level=level)
 
 
 def join_intervals(intervals: Sequence[Interval | None]) -> Interval:

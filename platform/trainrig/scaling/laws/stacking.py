@@ -14,9 +14,10 @@ import numpy as np
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law_forms import Array
 
-# The scale of a spread counts as learnt from this many training runs before any is seen. With 2, 4
-# or 8, intervals of 95% hold 94% to 98% of the larger runs of the published tables.
+# The scale of a spread counts as learnt from this many training runs before any is seen. With 2 to
+# 8, the share of larger runs of the published tables in their intervals is the same within 1%.
 PRIOR_RUNS = 4
+NEAREST = 0.02  # smaller log distances are within the 2% that count as equally large runs
 FINEST = 1e-18  # variances of log loss are at least this, the square of the finest digit of a table
 ONE_SIGMA = (0.1587, 0.8413)  # quantiles of a normal distribution at one standard deviation
 
@@ -25,20 +26,27 @@ class Spread(Settings):
     """Spread of the measured losses of single runs around predictions."""
 
     noise: float = Field(0.0, ge=0)  # standard deviation of a run's log loss around the fitted law
-    # Errors on larger runs, as a multiple of what the draws and the noise make expected.
-    scale: float = Field(1.0, gt=0)
+    # Errors on larger runs, as a multiple of what the draws and the noise make expected. Errors that
+    # are smaller than expected do not count: a few runs show that by chance.
+    scale: float = Field(1.0, ge=1)
+    distance: float = Field(0.0, ge=0)  # log distance of these runs from the smaller ones
     runs: int = Field(0, ge=0)  # number of larger training runs that `scale` was learnt from
 
-    def compute_half_width(self, deviation: float, level: float) -> float:
+    def compute_half_width(self, deviation: float, distance: float, level: float) -> float:
         """Compute the half width of an interval of log loss at `level`.
 
-        `deviation` is the standard deviation of the prediction of log loss, without noise. The
+        `deviation` is the standard deviation of the prediction of log loss, without noise.
+        `distance` is the log distance of the predicted run from the fitted ones. Errors that the
+        draws do not expect are those of the forms, which grow with the distance. Their variance is
+        that of a random walk, in proportion to the distance beyond the runs that showed it. The
         distribution is Student's, because the scale was learnt from few runs.
         """
         from scipy.special import stdtrit  # imported here because it is slow to import
 
         quantile = float(stdtrit(PRIOR_RUNS + self.runs, (1 + level) / 2))
-        return quantile * self.scale * float(np.hypot(deviation, self.noise))
+        farther = max(1.0, distance / max(self.distance, NEAREST))
+        scale = np.sqrt(1 + (self.scale**2 - 1) * farther)
+        return quantile * float(scale * np.hypot(deviation, self.noise))
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,16 @@ class Stack:
 
     loss: Array  # [H] nats per token
     deviation: Array  # [H] standard deviation of the log loss: of draws, and between forms
+    lowest: Array  # [H] lowest prediction of a form
+    highest: Array  # [H] highest prediction of a form
 
 
-def stack_members(members: Sequence[Member]) -> Stack:
-    """Combine the predictions of `members`, each with its share."""
+def stack_members(members: Sequence[Member], others: Sequence[Array] = ()) -> Stack:
+    """Combine the predictions of `members`, each with its share.
+
+    `others` are predictions [H] of forms without a share, which count for the lowest and the
+    highest alone. A NaN among them has no effect.
+    """
     shares = np.array([member.share for member in members])
     shares = shares / shares.sum()
     predicted = np.stack([member.predicted for member in members])
@@ -68,7 +82,13 @@ def stack_members(members: Sequence[Member]) -> Stack:
         apart = np.log(predicted / loss)
         widths = np.stack([_compute_deviation(member.drawn) for member in members])
         deviation = np.sqrt(shares @ (apart**2 + widths**2))
-    return Stack(loss, np.where(np.isnan(deviation), np.inf, deviation))
+    every = np.concatenate([predicted, *(other[None] for other in others)])
+    return Stack(
+        loss=loss,
+        deviation=np.where(np.isnan(deviation), np.inf, deviation),
+        lowest=np.fmin.reduce(every),
+        highest=np.fmax.reduce(every),
+    )
 
 
 def compute_weighted_median(values: Array, shares: Array) -> Array:
@@ -94,6 +114,19 @@ def _compute_deviation(drawn: Array) -> Array:
     return np.asarray((high - low) / 2)
 
 
+def measure_distance(
+    parameters: Array | float, tokens: Array | float, greatest: tuple[float, float, float]
+) -> Array:
+    """Measure how far runs lie beyond others, in logarithms.
+
+    `greatest` are the greatest parameters, tokens and compute (6ND) of the others. The distance is
+    the logarithm of the largest of the three ratios, and 0 for a run that exceeds none of them.
+    """
+    flops = 6 * np.asarray(parameters) * tokens
+    quantities = np.stack(np.broadcast_arrays(parameters, tokens, flops), axis=-1)
+    return np.asarray(np.log(np.maximum((quantities / np.array(greatest)).max(axis=-1), 1.0)))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Prediction of larger runs from smaller ones, with the losses that were measured."""
@@ -101,6 +134,7 @@ class Outcome:
     stack: Stack
     loss: Array  # [H] measured, nats per token
     noise: float  # standard deviation of a run's log loss around the fit to the smaller runs
+    distance: Array  # [H] log distance of each run from the smaller ones
 
 
 def learn_spread(noise: float, outcomes: Sequence[Outcome], runs: int) -> Spread:
@@ -108,14 +142,22 @@ def learn_spread(noise: float, outcomes: Sequence[Outcome], runs: int) -> Spread
 
     `noise` is that of the fit to all runs. The outcomes are of `runs` training runs. The scale is
     the root mean square of the errors in units of what was expected, drawn towards 1 as if
-    PRIOR_RUNS more had been as expected.
+    PRIOR_RUNS more had been as expected, and at least 1.
     """
     squares: list[float] = []
+    distances: list[float] = []
     for outcome in outcomes:
         variance = np.maximum(outcome.stack.deviation**2 + outcome.noise**2, FINEST)
         square = np.log(outcome.loss / outcome.stack.loss) ** 2 / variance
-        squares += square[np.isfinite(variance)].tolist()
+        known = np.isfinite(variance)
+        squares += square[known].tolist()
+        distances += outcome.distance[known].tolist()
     if not squares:
         return Spread(noise=noise)
     scale = np.sqrt((PRIOR_RUNS + runs * np.mean(squares)) / (PRIOR_RUNS + runs))
-    return Spread(noise=noise, scale=float(scale), runs=runs)
+    return Spread(
+        noise=noise,
+        scale=max(float(scale), 1.0),
+        distance=float(np.sqrt(np.mean(np.square(distances)))),
+        runs=runs,
+    )

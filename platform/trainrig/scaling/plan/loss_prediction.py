@@ -74,7 +74,7 @@ def predict_loss(
             return math.nan
         return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
 
-    found = law.predict_interval(predict)
+    found = law.predict_interval(predict, parameters, tokens)
     expected = law.combine(predict)
     return LossPrediction(
         law=law.name,

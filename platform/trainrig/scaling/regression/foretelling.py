@@ -18,6 +18,7 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Array, Form
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.laws.stacking import measure_distance
 from trainrig.scaling.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.regression.regression import Fit
 
@@ -43,6 +44,13 @@ class HeldOutSplit:
     held: Mask  # [R] whether each row is held out
     below: Mask  # [R] whether each row is among the rest
     rule: str
+
+    @property
+    def distance(self) -> Array:
+        """The log distance [H] of each held-out run from the rest."""
+        rest = self.rest
+        greatest = (rest.parameters.max(), rest.tokens.max(), rest.flops_6nd.max())
+        return measure_distance(self.largest.parameters, self.largest.tokens, greatest)
 
     def lift(self, among: Mask) -> "HeldOutSplit":
         """Return the split with masks over a larger table, whose rows `among` are this one's."""

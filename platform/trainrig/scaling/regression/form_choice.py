@@ -185,6 +185,16 @@ class LawForms:
         """Return the number of training runs above the first cut."""
         return len(next(iter(self.foretold.values())).list_trials(self.cuts))
 
+    @property
+    def undecided(self) -> tuple[Kind, ...]:
+        """The other forms that larger runs did not show to be worse than the best."""
+        others = (kind for kind in self.fits if kind != self.chosen)
+        return tuple(
+            kind
+            for kind in others
+            if not (kind in self.foretold and self.cuts) or self._is_as_good(kind)
+        )
+
     def _is_as_good(self, kind: Kind) -> bool:
         assert self.best is not None  # the callers check that runs are held out
         return self._compute_error(kind) <= self._compute_error(self.best) + self._standard_error
@@ -211,6 +221,7 @@ class LawForms:
                     _combine_noises(
                         weights, {kind: found.noise for kind, found in forecasts.items()}
                     ),
+                    forecasts[self.chosen].split.distance,
                 )
             )
         return learn_spread(noise, outcomes, len(self.foretold[self.chosen].list_trials(cuts)))
@@ -316,7 +327,9 @@ def judge(
     spread = rest.learn_spread({kind: found.noise for kind, found in forecasts.items()})
     draws = bootstrap.model_copy(update={"draws": min(bootstrap.draws, JUDGED)})
     members = _draw_members(forms.fits, forecasts, weights, draws)
-    stack = stack_members(members)
+    others = [forecasts[kind].predicted for kind in rest.undecided if kind in forecasts]
+    stack = stack_members(members, others)
+    distance = split.distance.tolist()
     good = len(members[0].drawn)
     refused = law.refuse_draws(good, draws.draws - good)
     rows = tuple(
@@ -326,7 +339,7 @@ def judge(
             tokens=float(split.largest.tokens[i]),
             loss=float(split.largest.loss[i]),
             predicted=float(stack.loss[i]),
-            interval=None if refused else law.build_interval(stack, i, spread, bootstrap.level),
+            interval=None if refused else law.build_interval(stack, i, spread, distance[i], bootstrap.level),
         )
         for i in range(len(split.largest))
     )
