@@ -386,8 +386,7 @@ NAMES = {
     ),
     "corpus/filters/filters.py": (
         ("limits import Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
-        ("\nFilter = Annotated[\n    Length\n", "    | Vowels\n"),
-        ("_WrittenFilter = Annotated[\n    Length\n", "    | Vowels\n"),
+        ("_Rule = (\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (
         (
@@ -473,9 +472,9 @@ def describe(base: Path) -> dict[str, Any]:
 
     from trainrig import check, config
     from trainrig.errors import InputError
+    from trainrig.estimate.cost_estimate import DeviceChoice
     from trainrig.estimate.layout.cluster_choice import ClusterWanted
     from trainrig.estimate.layout.run_subject import FixedDegrees
-    from trainrig.estimate.run_cost import DeviceChoice
     from trainrig.scaling.plan.layout_verb import answer
     from trainrig.train.run_file.run_files import Pretraining
 

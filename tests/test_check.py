@@ -10,7 +10,7 @@ from trainrig.config import build
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.axes.axis_settings import Gathered

@@ -17,7 +17,7 @@ import pytest
 from trainrig import config
 from trainrig.cli import VERBS
 from trainrig.config import EXTENDABLE, OUTPUT, RunFile, Settings
-from trainrig.quickstart.path import PageMaking
+from trainrig.quickstart.quickstart_stages import PageMaking
 from trainrig.run_file_pages import load_models
 from trainrig.verbs import load_named
 

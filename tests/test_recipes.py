@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from trainrig import cli, config, hardware
 from trainrig.check import describe
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.report.number_formats import format_short
 from trainrig.run_file_pages import load_models
 from trainrig.scaling.laws.published_laws import find_published_law

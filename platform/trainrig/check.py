@@ -5,7 +5,7 @@ from typing import Any
 from trainrig import config
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.verbs import load_named
 

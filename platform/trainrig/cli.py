@@ -94,7 +94,7 @@ def quickstart(
 
     Takes about 5 minutes on 2 cores, needs no network, and ends with a report of every stage.
     """
-    from trainrig.quickstart.path import Quickstart, walk
+    from trainrig.quickstart.quickstart_stages import Quickstart, walk
     from trainrig.terminal import Terminal
 
     terminal = Terminal()
@@ -153,8 +153,8 @@ def check(
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
-    from trainrig.estimate.run_cost import DeviceChoice
-    from trainrig.launch.submit.input_check import find_input_problems
+    from trainrig.estimate.cost_estimate import DeviceChoice
+    from trainrig.launch.submit.run_paths import find_input_problems
 
     facts = describe(run, DeviceChoice(device, hardware, mfu), preset)
     problems = list(find_input_problems(run))

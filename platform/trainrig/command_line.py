@@ -180,16 +180,6 @@ def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
     return _complete_from_table(ctx, "devices", incomplete)
 
 
-def complete_instances(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of an instance in the hardware table, or in the table of `--hardware`."""
-    return _complete_from_table(ctx, "instances", incomplete)
-
-
-def complete_interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a link in the hardware table, or in the table of `--hardware`."""
-    return _complete_from_table(ctx, "links", incomplete)
-
-
 def _complete_from_table(ctx: typer.Context, part: str, incomplete: str) -> list[str]:
     from trainrig import hardware
     from trainrig.errors import ConfigError

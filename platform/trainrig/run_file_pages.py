@@ -14,7 +14,7 @@ from trainrig.config import Settings, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
 from trainrig.launch.supervise import job_event_table
 from trainrig.python_api import api_page
-from trainrig.quickstart.path import PageMaking
+from trainrig.quickstart.quickstart_stages import PageMaking
 from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.train.run import event_table
 from trainrig.train.run.metric_table import TABLE

@@ -17,8 +17,8 @@ from support.searching import look, shelve
 from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.dedup.candidates import CANDIDATE
+from trainrig.corpus.dedup.dedup_decisions import BY_URL
 from trainrig.corpus.dedup.document_refs import find_positions
-from trainrig.corpus.dedup.documents import BY_URL
 from trainrig.corpus.dedup.sorted_runs import read_part
 from trainrig.corpus.documents import compute_document_id
 from trainrig.corpus.signatures.minhash import MinHash

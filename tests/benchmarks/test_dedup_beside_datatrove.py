@@ -55,7 +55,7 @@ OURS = """
 import sys, time
 from pathlib import Path
 import pyarrow.parquet as pq
-from trainrig.corpus.dedup.documents import BY_URL
+from trainrig.corpus.dedup.dedup_decisions import BY_URL
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.signatures import Signatures
 pages, work = sys.argv[1:]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import faults, trouble
+from support.random_losses import generate_trace
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
@@ -176,7 +177,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(undisturbed, write_
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
     # A node is lost about every 25 s. Notices are a tenth of Amazon's and a fifth of Google's.
-    events = loss_trace.generate_trace(
+    events = generate_trace(
         seed, ["a", "b", "c"], seconds, stays=60.0, away=12.0, notices=(0.0, 6.0, 12.0)
     )
     # steps of at least 0.25 s each, so that the whole trace happens during the run

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from trainrig import storage
-from trainrig.doctor.bucket_checks import check_bucket
 from trainrig.doctor.diagnosis import run_check
+from trainrig.doctor.machine_checks import check_bucket
 from trainrig.errors import ClusterError
 
 

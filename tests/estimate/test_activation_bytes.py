@@ -7,9 +7,9 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.training_check import estimate_pretraining
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import initialise

@@ -14,9 +14,9 @@ from trainrig.estimate.held_parameters import (
     hold_beside,
     hold_model,
 )
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.rollout_check import estimate_batch_making_memory
 from trainrig.estimate.step_memory import PRETRAINING, TuningStep, estimate_step_memory
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.models.lora import count_adapter

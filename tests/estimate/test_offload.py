@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from trainrig.estimate.cost_estimate import DeviceChoice
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.model_share import ModelParts, slice_parameters
-from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.training_check import estimate_pretraining
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon

@@ -10,7 +10,7 @@ from support.launch import jobs_server
 from trainrig import cli, hardware
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.run_cost import Kind, compute_cost
+from trainrig.launch.supervise.metered_cost import Kind, compute_cost
 from trainrig.launch.supervise.run_record import Home
 
 TOKENIZER = """

@@ -12,7 +12,7 @@ from support.shards import write_shard
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
 from trainrig.corpus.curation_settings import PROSE, CurationSource
-from trainrig.corpus.dedup.documents import EXACT, NEAR
+from trainrig.corpus.dedup.dedup_decisions import EXACT, NEAR
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.manifest import Manifest

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -62,6 +63,19 @@ for daemon in sys.argv[1:]:
         say(str(lost))
     assert ray_local.end_own()
 another, found = begun()
+say(found)
+"""
+
+# Holds objects of Ray until its end, which takes long on a busy machine.
+ENDS_SLOWLY = """
+def end_slowly(session, *arguments, ended=ray_local.Session.end):
+    ended(session, *arguments)
+    time.sleep(5)
+
+actor, found = begun()
+import ray
+held = [ray.put(bytes(n)) for n in (1, 10**6)]
+ray_local.Session.end = end_slowly
 say(found)
 """
 
@@ -152,3 +166,29 @@ def test_a_ray_that_fails_to_start_is_a_one_line_error_and_leaves_nothing(
         start_in_vain(folder)
     assert daemons[0].wait(LONG) == -signal.SIGKILL
     assert list(temporary.iterdir()) == []
+
+
+def test_a_process_that_holds_objects_of_its_ray_ends_well(
+    start: Callable[..., Any], temporary: Path
+) -> None:
+    process = start(ENDS_SLOWLY)
+    found = read_line(process)
+    assert process.wait(LONG) == 0
+    assert has_ended(found["actor"])
+    assert all(has_ended(pid) for pid in found["daemons"].values())
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_connection_is_found_by_the_folder_of_its_socket(temporary: Path) -> None:
+    path = temporary / "sockets" / "raylet"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(path))
+        server.listen(1)
+        assert not ray_local.is_connected(temporary)
+        client.connect(str(path))
+        files = sorted(Path("/dev/fd").iterdir())
+        assert ray_local.is_connected(temporary)
+        assert not ray_local.is_connected(temporary / "other")
+        assert sorted(Path("/dev/fd").iterdir()) == files  # nothing stays open
+    assert not ray_local.is_connected(temporary)

@@ -54,3 +54,22 @@ def test_rays_messages_about_a_lost_node_are_not_printed_and_others_are() -> Non
     printed = ended.stdout.splitlines()
     assert len(printed) == 2, (printed, ended.stderr)
     assert "at most 2 nodes" in printed[0] and "at most 3 nodes" in printed[1]
+
+
+IMPORTED_TOO_EARLY = """
+import ray
+from trainrig.ray_runtime import ray_session
+ray_session.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_that_was_imported_without_a_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    program = [sys.executable, "-c", IMPORTED_TOO_EARLY]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1]
+    assert "ConfigError" in last and "RAY_AUTH_MODE=token" in last and "`ray.init()`" in last

@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,30 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     assert phase.find_unfinished(SPLITS) == []
     done = (tmp_path / "log").read_text().split()
     assert all(done.count(split.name) == 1 for split in SPLITS if split not in left)
+
+
+def count_threads() -> Counter[str]:
+    """Return the number of threads of this process by name."""
+    return Counter(thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_a_phase_leaves_no_thread_behind(tmp_path: Path) -> None:
+    def run(name: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        map_splits(make_phase(folder), SPLITS, 1)
+
+    run("first")  # Ray Data starts its long-lived threads once
+    before = count_threads()
+    for name in ("second", "third"):
+        run(name)
+    deadline = time.monotonic() + 60
+    while (left := count_threads() - before) and time.monotonic() < deadline:
+        time.sleep(0.1)  # threads of the last phase may still be ending
+    assert not left
 
 
 @pytest.mark.slow

@@ -36,8 +36,8 @@ from trainrig.rl.partial_batches import (
 )
 from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.rollout_generation import Transcript, TranscriptSampler
 from trainrig.rl.rollout_requests import name_rollouts_folder
-from trainrig.rl.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,

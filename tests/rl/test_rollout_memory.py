@@ -6,7 +6,7 @@ import pytest
 
 from trainrig.check import describe
 from trainrig.estimate import rollout_check
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.rl.reinforcement_run_file import describe_rows
 from trainrig.rl.reinforcement_stage import prepare_with_prompts

@@ -26,7 +26,7 @@ import torch
 from trainrig import config
 from trainrig.config.run_file_text import to_toml
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.quickstart.path import PageMaking
+from trainrig.quickstart.quickstart_stages import PageMaking
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

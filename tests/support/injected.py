@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.dedup.dedup_decisions import Documents
 from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids
-from trainrig.corpus.dedup.documents import Documents
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.signatures import save_columns
 

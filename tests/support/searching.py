@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from trainrig.corpus.dedup.dedup_decisions import DedupDecisions, Documents
 from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids, parse_ids
-from trainrig.corpus.dedup.documents import DedupDecisions, Documents
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, PartitionPlan
 from trainrig.corpus.dedup.keep_rules import KeepFeatures, KeepRule, Longest
 from trainrig.corpus.dedup.search_passes import DuplicatesFound, find_duplicates

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from trainrig import cli
 from trainrig.config import to_toml
 from trainrig.errors import DataError
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.flops import count_encoder_decoder_flops, count_token_flops
 from trainrig.models.architecture.decoder_config import count_parameters

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.attempts import continue_run
 
-from trainrig.parallel import host_copies, numerics
+from trainrig.parallel import activation_offload, numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.recompute import Offload
 from trainrig.parallel.sharding.fsdp import find_local_slice
@@ -169,12 +169,14 @@ def test_offloaded_activations_change_no_bit_of_a_step(
     training, model, alone, make_job, tmp_path, monkeypatch
 ):
     """Treat the CPU as a device with its own memory; FSDP frees weights that layers have saved."""
-    monkeypatch.setattr(host_copies, "APART", ("cpu",))
-    monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
-    send = host_copies._send
+    monkeypatch.setattr(activation_offload, "APART", ("cpu",))
+    monkeypatch.setattr(activation_offload, "LEAST_BYTES", 0)
+    send = activation_offload._send
     sent = []
     found = []
-    monkeypatch.setattr(host_copies, "_send", lambda here: sent.append(here.nbytes) or send(here))
+    monkeypatch.setattr(
+        activation_offload, "_send", lambda here: sent.append(here.nbytes) or send(here)
+    )
     for hosted in (False, True):
         told = training | {"offload": {"activations": hosted}}
         job = make_job(tmp_path, training=told, model=model)

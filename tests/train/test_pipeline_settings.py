@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.train.pretrain import prepare
 

@@ -15,8 +15,7 @@ from trainrig.errors import ConfigError
 from trainrig.train.run.export import Exporter
 from trainrig.train.run.metrics import MetricsWriter, read_series
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.sink_kinds import read_history
-from trainrig.train.sinks import MLflow, WandB
+from trainrig.train.sinks import MLflow, WandB, read_history
 from trainrig.train.spikes import Spikes
 
 SPIKES = Spikes(margin=1, longest=4)

@@ -29,8 +29,8 @@ from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import check_examples, fingerprint
+from trainrig.corpus.dedup.dedup_decisions import COPIES
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import COPIES
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.search_passes import (
     DuplicatesFound,

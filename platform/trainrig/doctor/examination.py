@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainrig.doctor import bucket_checks, gpu_checks, machine_checks, software_checks
+from trainrig.doctor import gpu_checks, machine_checks, software_checks
 from trainrig.doctor.diagnosis import Diagnosis, run_check
 
 
@@ -34,4 +34,4 @@ def _examine(buckets: Sequence[str], folder: str) -> Iterator[Diagnosis]:
     for subject, check in machine_checks.MACHINE_CHECKS.items():
         yield run_check(subject, check)
     for location in buckets:
-        yield run_check("bucket", lambda at=location: bucket_checks.check_bucket(at))  # type: ignore[misc]
+        yield run_check("bucket", lambda at=location: machine_checks.check_bucket(at))  # type: ignore[misc]

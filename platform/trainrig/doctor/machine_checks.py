@@ -1,8 +1,9 @@
-"""Checks of memory, disks and the limits of the operating system."""
+"""Checks of memory, disks, buckets and the limits of the operating system."""
 
 import contextlib
 import os
 import resource
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.doctor.diagnosis import Diagnosis
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, TrainrigError
 from trainrig.launch.supervise.run_record import Home
 from trainrig.parallel.layer_compilation import Compile, check_compiler
 from trainrig.ray_runtime import start_checks
 from trainrig.ray_runtime.ray_session import OBJECT_STORE_BYTES
+from trainrig.storage.schemes import split_scheme
 from trainrig.storage.writable import check_folder
 
 MEMORY_INFO = Path("/proc/meminfo")
@@ -142,3 +144,53 @@ MACHINE_CHECKS: dict[str, Callable[[], Diagnosis]] = {
 
 def _format_gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
+
+
+CREDENTIALS = "see docs/storage.md for credentials and rights; the bucket must exist"
+
+
+def check_bucket(location: str) -> Diagnosis:
+    """Check `location`, a folder in a bucket or on a disk, with an object that is deleted again.
+
+    Raises ConfigError if the location has an unknown scheme, or its extra is not installed.
+    """
+    scheme, rest = split_scheme(location)
+    if scheme and not rest.strip("/"):
+        found = f"{location}: names no bucket"
+        return Diagnosis("bucket", "problem", found, f"name one, as in {scheme}://BUCKET/runs")
+    folder = storage.make_absolute(location).rstrip("/")
+    probe = storage.join(folder, f"probe-{secrets.token_hex(8)}")
+    data = probe.encode()
+
+    def create() -> None:
+        if not storage.create(probe, data):
+            raise TrainrigError(f"{probe}: another object has this name")
+
+    def read() -> None:
+        if storage.read(probe) != data:
+            raise TrainrigError(f"{probe}: the bytes that were read differ from those written")
+
+    def find() -> None:
+        if probe not in storage.list_files(folder):
+            raise TrainrigError(f"{probe}: the new object is not listed")
+
+    steps: dict[str, Callable[[], None]] = {
+        "create": create,
+        "read": read,
+        "list": find,
+        "delete": lambda: storage.delete(probe),
+    }
+    done = list[str]()
+    for name, step in steps.items():
+        try:
+            with storage.briefly():
+                step()
+        except (TrainrigError, OSError) as error:
+            if "create" in done:  # leave nothing behind, if deleting is allowed
+                with contextlib.suppress(TrainrigError, OSError), storage.briefly():
+                    storage.delete(probe)
+            before = f" ({', '.join(done)} succeeded)" if done else ""
+            found = f"{location}: cannot {name} objects{before}: {error}"
+            return Diagnosis("bucket", "problem", found, CREDENTIALS)
+        done.append(name)
+    return Diagnosis("bucket", "ok", f"{location}: create, read, list and delete succeed")

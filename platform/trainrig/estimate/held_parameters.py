@@ -168,7 +168,7 @@ def is_table(layer: str) -> bool:
     return layer.endswith("embedding")
 
 
-SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
+SLOTS = 2  # number of slots in optim/optimizer_offload.py, which imports torch
 
 
 def resolve_offload(training: Training, on_cpu: bool) -> Training:

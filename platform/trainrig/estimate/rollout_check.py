@@ -10,6 +10,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.estimate import activation_bytes
 from trainrig.estimate.activation_bytes import MASTER, estimate_reading
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.estimate.held_parameters import (
     NOT_GATHERED,
     EndParts,
@@ -19,7 +20,7 @@ from trainrig.estimate.held_parameters import (
     hold_beside,
     hold_model,
 )
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import Memory, TuningStep, estimate_cache_memory
 from trainrig.estimate.training_check import (
     TuningFacts,
@@ -27,7 +28,6 @@ from trainrig.estimate.training_check import (
     describe_sizes,
     describe_tuning,
 )
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.posttrain.model_source import is_hub_folder

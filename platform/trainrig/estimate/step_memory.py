@@ -62,7 +62,8 @@ from trainrig.parallel import layer_bytes
 from trainrig.train.run_file.training_settings import Training
 
 RESERVE = 0.1  # share of a device's memory that is left free
-# FSDP units in flight at once in parallel/sharding/deterministic.py: two being sent, one starting.
+# FSDP units in flight at once in parallel/sharding/deterministic_reduction.py: two being sent, and
+# one starting.
 UNITS_AT_ONCE = 3
 
 

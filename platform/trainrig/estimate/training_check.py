@@ -10,15 +10,15 @@ from typing import Any
 
 from trainrig import hardware, storage
 from trainrig.errors import ClusterError
-from trainrig.estimate import run_cost
+from trainrig.estimate import cost_estimate
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.held_parameters import resolve_offload
 from trainrig.estimate.layout import run_placement
 from trainrig.estimate.layout.cluster_choice import build_rented_cluster
 from trainrig.estimate.layout.fit_advice import describe_what_fits
 from trainrig.estimate.layout.run_subject import build_run_subject, list_uncounted_copies
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import RESERVE, Memory, estimate_cache_memory
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd, count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
@@ -155,7 +155,7 @@ def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> floa
     return mean
 
 
-def estimate_pretraining(run: Pretraining, machine: run_cost.DeviceChoice) -> dict[str, Any]:
+def estimate_pretraining(run: Pretraining, machine: cost_estimate.DeviceChoice) -> dict[str, Any]:
     """Return the sizes, the epochs and the cost of `run` on `machine`, for `check`.
 
     Without the run's tokens, only facts that the run file determines are returned. Raises
@@ -190,7 +190,7 @@ def _is_readable(path: str) -> bool:
 
 
 def _estimate_needs(
-    run: Pretraining, model: DecoderConfig, machine: run_cost.DeviceChoice
+    run: Pretraining, model: DecoderConfig, machine: cost_estimate.DeviceChoice
 ) -> dict[str, Any]:
     """Return the operations, memory per device, time, money and energy of `run`.
 
@@ -224,7 +224,7 @@ def _estimate_needs(
     subject = build_run_subject(run, model, training, on_cpu, "check")
     cluster = build_rented_cluster(device, offers, workers)
     seconds = run_placement.predict_own_seconds(subject, cluster, run.batches.micro_batch)
-    taken = run_cost.estimate_cost(
+    taken = cost_estimate.estimate_cost(
         flops, offers, device, workers, compute, machine.assumed, seconds=seconds
     )
     uncounted = list_uncounted_copies(training)
@@ -271,14 +271,14 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
 
 
 def describe_cost(
-    flops: float, training: Training, workers: Workers, machine: run_cost.DeviceChoice
+    flops: float, training: Training, workers: Workers, machine: cost_estimate.DeviceChoice
 ) -> dict[str, Any]:
     """Return the operations, hours, energy and price of `flops` on the most of `workers`."""
     offers = hardware.load(machine.table)
     device = machine.resolve_name(offers)
     training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
     most = parse_bounds(workers).most
-    taken = run_cost.estimate_cost(
+    taken = cost_estimate.estimate_cost(
         flops, offers, device, most, training.precision.peak, machine.assumed
     )
     return {
@@ -289,7 +289,7 @@ def describe_cost(
     }
 
 
-def _describe_hours(taken: run_cost.Cost) -> dict[str, Any]:
+def _describe_hours(taken: cost_estimate.Cost) -> dict[str, Any]:
     """Return the hours of a run, and the hours that published runs of such an estimate took."""
     if taken.hours_between is None:
         return {"hours": taken.hours}
@@ -297,7 +297,7 @@ def _describe_hours(taken: run_cost.Cost) -> dict[str, Any]:
     return {"hours": taken.hours, "hours_between": [low, high]}
 
 
-def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:
+def _describe_at_work(run: Pretraining, taken: cost_estimate.Cost) -> str:
     """Return the busy share of workers or replicas, also after the loss of one and two nodes.
 
     It is that of the batch stage with the lowest share.
@@ -305,20 +305,20 @@ def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:
     workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
-    left = run_cost.list_sizes_after_losses(workers.most, workers.least, of_a_node)
+    left = cost_estimate.list_sizes_after_losses(workers.most, workers.least, of_a_node)
     sizes = [count for size in left if (count := parallel.data_workers(size))]
     stage = min(
         run.batches.resolve_stages(),
         key=lambda candidate: min(
-            run_cost.compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
+            cost_estimate.compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
             for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"
-    return run_cost.describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
+    return cost_estimate.describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
 
 
-def _describe_rental(taken: run_cost.Cost) -> str:
+def _describe_rental(taken: cost_estimate.Cost) -> str:
     return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
 
 
@@ -358,7 +358,7 @@ def describe_tuning(
     model: DecoderConfig,
     training: Training,
     workers: Workers,
-    machine: run_cost.DeviceChoice,
+    machine: cost_estimate.DeviceChoice,
     find_memory: Callable[[Training, int, bool], Memory],
     tokens: int,
     lora: LoRA | None = None,

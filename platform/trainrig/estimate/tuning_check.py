@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 from trainrig.estimate.activation_bytes import RowMasks, estimate_reading
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.estimate.held_parameters import ModelBeside, hold_beside
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import Memory, TuningStep
 from trainrig.estimate.training_check import (
     TuningFacts,
@@ -15,7 +16,6 @@ from trainrig.estimate.training_check import (
     describe_sizes,
     describe_tuning,
 )
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_token_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig

@@ -87,9 +87,7 @@ def submit(
     from trainrig.launch.submit.preflight import SubmissionRequest, examine
 
     _listen()
-    if environment not in ("cluster", "pinned"):
-        hint = config.suggest_choice(environment, ["cluster", "pinned"])
-        raise ConfigError(f"--environment {environment}: unknown environment{hint}")
+    _check_environment(environment)
     limits = limit_options.build_limits(
         max_cost, hardware, deadline, pending, grace, retries or (), notify
     )
@@ -109,12 +107,23 @@ def submit(
     if found.problems:
         if not check:
             _show_findings(found, as_json)
-        count = len(found.problems)
-        said = f"submit: {count} {'problem' if count == 1 else 'problems'}; nothing was uploaded"
-        raise ClusterError(said) if found.unreachable and count == 1 else ConfigError(said)
+        raise _explain_problems(found)
     if not check:
         found.show(_say)
         _run(found, limits, environment, _find_given_options(context), detach, as_json)
+
+
+def _check_environment(environment: str) -> None:
+    if environment not in ("cluster", "pinned"):
+        hint = config.suggest_choice(environment, ["cluster", "pinned"])
+        raise ConfigError(f"--environment {environment}: unknown environment{hint}")
+
+
+def _explain_problems(found: Any) -> ClusterError | ConfigError:
+    """Return the error for the problems of a submission that were printed before."""
+    count = len(found.problems)
+    said = f"submit: {count} {'problem' if count == 1 else 'problems'}; nothing was uploaded"
+    return ClusterError(said) if found.unreachable and count == 1 else ConfigError(said)
 
 
 def _run(

@@ -22,7 +22,7 @@ from trainrig.models.kernels import cpu_attention
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.kernel_choice import Kernel
 from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
-from trainrig.on_host import find_on_host, remember_copy
+from trainrig.sync_free_reads import find_on_host, remember_copy
 
 
 class Cache(Protocol):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from trainrig.on_host import remember_copy
+from trainrig.sync_free_reads import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
 
 if TYPE_CHECKING:

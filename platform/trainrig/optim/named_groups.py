@@ -135,9 +135,11 @@ def build_optimizer(
 
 
 def _host(optimizers: parameter_groups.OptimizerSet) -> parameter_groups.OptimizerSet:
-    from trainrig.optim.hosted import HostedOptimizer  # here because torch is slow to import
+    from trainrig.optim.optimizer_offload import (
+        OffloadedOptimizer,  # here because torch is slow to import
+    )
 
-    return parameter_groups.OptimizerSet([HostedOptimizer(part) for part in optimizers.parts])
+    return parameter_groups.OptimizerSet([OffloadedOptimizer(part) for part in optimizers.parts])
 
 
 def _split_by_width(

@@ -114,6 +114,15 @@ def _check_asked(
         )
 
 
+def _check_engine(engine: str, prompts: str | None, workers: int) -> None:
+    """Raise ConfigError if vLLM is asked for something else than a file of prompts."""
+    if engine == "vllm" and (prompts is None or workers):
+        raise ConfigError(
+            "generate --engine vllm: vLLM answers a file of prompts, in this process; give "
+            "--prompts FILE with --out FILE, and leave --workers out"
+        )
+
+
 def generate(
     checkpoint: Checkpoint,
     prompt: Prompt = None,
@@ -167,28 +176,22 @@ def generate(
     )
     gap = prefix is not None or suffix is not None
     _check_asked(prompt, prompts, out, gap, chat)
-    if engine == "vllm" and (prompts is None or workers):
-        raise ConfigError(
-            "generate --engine vllm: vLLM answers a file of prompts, in this process; give "
-            "--prompts FILE with --out FILE, and leave --workers out"
-        )
+    _check_engine(engine, prompts, workers)
     if prompts is not None and out is not None:
         share = memory if engine == "vllm" else None
         _answer_file(checkpoint, prompts, out, sampling, batch, workers, share, as_json)
         return
     generator = TextGenerator.open(checkpoint)
     if gap:
-        filled = generator.fill(prefix or "", suffix or "", sampling)
-        facts = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
-        print(json.dumps(facts) if as_json else filled.text)
-        return
-    assert prompt is not None
-    _warn_if_untaught(checkpoint, generator, chat)
-    spoken = generator.speak(prompt, sampling, chat=chat)
-    if as_json:
-        print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
+        asked = {"prefix": prefix, "suffix": suffix}
+        made = generator.fill(prefix or "", suffix or "", sampling)
     else:
-        print(spoken.text)
+        assert prompt is not None
+        asked = {"prompt": prompt}
+        _warn_if_untaught(checkpoint, generator, chat)
+        made = generator.speak(prompt, sampling, chat=chat)
+    facts = {**asked, "text": made.text, "stopped": made.stopped}
+    print(json.dumps(facts) if as_json else made.text)
 
 
 def _answer_file(

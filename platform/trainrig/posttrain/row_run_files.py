@@ -7,12 +7,22 @@ stores a teacher's token probabilities.
 import datetime
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from trainrig import config
 from trainrig.tokens.chat.example_rows import RowFormat
 from trainrig.tokens.chat_template import TODAY
 from trainrig.tokens.document_set import SPLIT_BYTES
+
+
+def _check_day(given: str) -> str:
+    try:
+        return datetime.date.fromisoformat(given).isoformat()
+    except ValueError:
+        raise ValueError(f"'{given}' is not a date; write it as {TODAY.isoformat()}") from None
+
+
+Day = Annotated[str, AfterValidator(_check_day)]
 
 
 class RowFiles(config.Settings):
@@ -61,7 +71,7 @@ class ConversationEncoding(config.RunFile):
     template: Annotated[str | None, config.NOT_IDENTITY] = None
     # Values that the template may use besides messages and tools, such as enable_thinking.
     variables: dict[str, bool | int | float | str] = config.Field(default_factory=dict)
-    date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
+    date: Day = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
     # Assistant turns to train on. Pairs and labelled answers train on what follows the prompt.
     train_on: Literal["all", "last"] = "all"
     # How to encode a conversation whose earlier turns the template renders differently once more
@@ -84,14 +94,6 @@ class ConversationEncoding(config.RunFile):
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in a shard, which is also the work of one task.
     shard_bytes: int = config.Field(default=SPLIT_BYTES, ge=1_024)
-
-    @field_validator("date")
-    @classmethod
-    def _is_a_day(cls, given: str) -> str:
-        try:
-            return datetime.date.fromisoformat(given).isoformat()
-        except ValueError:
-            raise ValueError(f"'{given}' is not a date; write it as {TODAY.isoformat()}") from None
 
     @model_validator(mode="after")
     def _settings_are_of_these_rows(self) -> Self:
@@ -162,7 +164,7 @@ class AnswerScoring(config.RunFile):
     template: Annotated[str | None, config.NOT_IDENTITY] = None
     # Values that the template may use besides messages and tools, such as enable_thinking.
     variables: dict[str, bool | int | float | str] = config.Field(default_factory=dict)
-    date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
+    date: Day = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
     # Name of the new column. Pairs get `chosen_NAME` and `rejected_NAME`, steps get `step_NAMEs`,
     # texts get `NAME_label` and `NAME_probabilities`, questions get `NAME_answer` and `NAME`.
     name: str = config.Field(default="score", min_length=1)
@@ -175,14 +177,6 @@ class AnswerScoring(config.RunFile):
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in an output file, which is also the work of one task.
     shard_bytes: int = config.Field(default=SPLIT_BYTES, ge=1_024)
-
-    @field_validator("date")
-    @classmethod
-    def _is_a_day(cls, given: str) -> str:
-        try:
-            return datetime.date.fromisoformat(given).isoformat()
-        except ValueError:
-            raise ValueError(f"'{given}' is not a date; write it as {TODAY.isoformat()}") from None
 
     @model_validator(mode="after")
     def _settings_are_of_these_rows(self) -> Self:

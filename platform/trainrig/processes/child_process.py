@@ -34,7 +34,7 @@ class Child:
         environment: Mapping[str, str],
         hear: Callable[[bytes], None],
     ) -> None:
-        guard = str(resources.files("trainrig.processes").joinpath("guard.py"))
+        guard = str(resources.files("trainrig.processes").joinpath("orphan_guard.py"))
         held, self._pipe = os.pipe()
         try:
             self._guard = subprocess.Popen(

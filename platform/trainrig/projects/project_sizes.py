@@ -19,7 +19,6 @@ TURN_TOKENS = 16  # tokens that a chat template adds to a row
 MARGIN = 1.25  # tokens of a row may exceed the estimate by this factor
 CPU_TOKENS = 2_048  # tokens of a step without GPUs
 CPU_STEPS = 300
-GPU_TOKENS = 2**18  # most tokens of a step with GPUs
 EPOCHS = 4.0  # passes over the documents that teach nearly as much as new text (arXiv:2305.16264)
 TOKENS_PER_PARAMETER = 20.0  # compute-optimal (arXiv:2203.15556)
 PARAMETERS_PER_GPU = 85e6  # trains on 20 tokens a parameter in about an hour on one H100

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.documents import EXACT, NEAR
+from trainrig.corpus.dedup.dedup_decisions import EXACT, NEAR
 from trainrig.evaluate.scorecards import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.token_sampling import Sampling

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.documents import EXACT, NEAR
+from trainrig.corpus.dedup.dedup_decisions import EXACT, NEAR
 from trainrig.processes.process_identity import descends_from, kill_if
 from trainrig.quickstart.site.site_plan import Plant
 from trainrig.train.run import metrics

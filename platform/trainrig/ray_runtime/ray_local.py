@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -32,11 +33,33 @@ log = logging.getLogger(__name__)
 DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's main processes, as messages name them
 ANSWER = 1.0  # time limit for a server to accept a connection, in s
 LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
+LOOK_AT_CONNECTIONS = 0.01  # s between two checks that this process is connected
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
 CALLS_END = 5.0  # s to wait for the end of a thread's calls to a local Ray that has ended
+OWN_FILES = Path("/dev/fd")  # has an entry for each open file of this process
 INIT = 1  # id of the first process of a system or container
 
 _Result = TypeVar("_Result")
+
+
+def is_connected(folder: Path) -> bool:
+    """Return whether this process is connected to a Unix socket below `folder`."""
+    for path in OWN_FILES.iterdir():
+        # The file that lists the folder, or one that was closed meanwhile, cannot be copied.
+        with contextlib.suppress(OSError):
+            if folder in Path(_read_peer(os.dup(int(path.name)))).parents:
+                return True
+    return False
+
+
+def _read_peer(file: int) -> str:
+    """Return the path to which the Unix socket `file` is connected, and close it; "" if to none."""
+    if not stat.S_ISSOCK(os.fstat(file).st_mode):
+        os.close(file)
+        return ""
+    with socket.socket(fileno=file) as connection:
+        peer = connection.getpeername()
+    return peer if isinstance(peer, str) else ""
 
 
 def init_ray(**options: Any) -> Mapping[str, Any]:
@@ -121,6 +144,7 @@ class Session:
         self._daemons = daemons
         self._head = head
         self.keeps_logs = False  # True after a failure that the logs may explain
+        self._leaving, self._left = threading.Event(), threading.Event()
 
     @classmethod
     def read_current(cls, folder: Path, addresses: Mapping[str, Any]) -> "Session":
@@ -141,6 +165,32 @@ class Session:
         if not self._daemons and not is_reachable(self._head):
             return "the GCS of this machine's Ray does not answer"
         return None
+
+    def start_killer(self) -> None:
+        """Start the thread that kills Ray's processes during `shut_down`.
+
+        It is started early: a process that ends starts no threads any more (Python 3.12).
+        """
+        threading.Thread(target=self._kill_when_left, name="ray killer", daemon=True).start()
+
+    def shut_down(self) -> None:
+        """Disconnect this process from Ray, and kill Ray's processes at the earliest moment.
+
+        `ray.shutdown` disconnects, then waits a second or two for each of Ray's processes, which
+        ignore its SIGTERM; a killed process is not waited for. None may be killed before: Ray ends
+        a connected process with exit code 1 once the node of its objects counts as dead.
+        """
+        import ray
+
+        self._leaving.set()
+        ray.shutdown()
+        self._left.set()
+
+    def _kill_when_left(self) -> None:
+        self._leaving.wait()
+        while is_connected(self.folder) and not self._left.wait(LOOK_AT_CONNECTIONS):
+            pass
+        session_folder.kill_users(self.folder)
 
     def end(self, spare: Collection[str] = ()) -> None:
         """Kill all processes of Ray except the DAEMONS in `spare`, and wait for their end."""
@@ -233,6 +283,8 @@ def enter(connection: Session | Joined) -> None:
     global _joined
     if not _registered:
         _registered.append(atexit.register(_leave_at_exit))
+    if isinstance(connection, Session):
+        connection.start_killer()
     _joined = connection
 
 
@@ -274,25 +326,25 @@ def keep_logs() -> None:
 def leave() -> None:
     """Disconnect from Ray, and remove the processes and files of a local Ray.
 
-    `ray.shutdown` waits a second for each of Ray's processes, which ignore its SIGTERM, and five
-    for a GCS that is gone. The others are killed first. Not so in a child of INIT (systemd, an init
-    in a container, an outlived shell): without its raylet, Ray would take the parent for a dead
-    raylet, and end this process at once with exit code 1.
-
-    It does the same if a thread calls Ray after the shutdown. So the callers of a local Ray are
-    waited for: their calls end 1.5 s after the raylet, once the GCS counts it as dead.
+    If a thread calls Ray after the disconnection, Ray ends this process with exit code 1. So the
+    callers of a local Ray are waited for: their calls end 1.5 s after the raylet has been killed,
+    once the GCS counts it as dead. Not so in a child of INIT (systemd, an init in a container, an
+    outlived shell): without its raylet, Ray would take the parent for a dead raylet, and end this
+    process at once.
     """
     global _joined
     import ray
 
-    if isinstance(_joined, Session) and os.getppid() != INIT:
-        _joined.end(spare=["gcs_server"])
-        for caller in list(_callers):
-            if caller is not threading.current_thread():
-                caller.join(CALLS_END)
-    ray.shutdown()
     if isinstance(_joined, Session):
+        callers = [caller for caller in _callers if caller is not threading.current_thread()]
+        if callers and os.getppid() != INIT:
+            _joined.end(spare=["gcs_server"])
+            for caller in callers:
+                caller.join(CALLS_END)
+        _joined.shut_down()
         _joined.remove()
+    else:
+        ray.shutdown()
     _joined = None
 
 

@@ -23,9 +23,10 @@ SAID_BETTER = (
     "Raylet is terminated|has been marked dead because|"
     "A worker died or was killed while executing a task"
 )
+AUTH_MODE = "RAY_AUTH_MODE"
 # Variables that must be set before Ray is imported or started. Values that the user has set stay.
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",  # without a token, anyone who reaches the port controls the machine
+    AUTH_MODE: "token",  # without a token, anyone who reaches the port controls the machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise threads of an ending driver start another Ray
     # Ray prints forty lines for a lost node to standard output. SKIP drops messages that trainrig
@@ -88,10 +89,18 @@ def connect(workers: int, what: str, models: bool = False) -> None:
 def join() -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected.
 
-    Raises ClusterReplaced if another cluster than that of the environment variable CLUSTER answers.
+    Raises ClusterReplaced if another cluster than that of the environment variable CLUSTER answers,
+    and ConfigError if a local Ray could not be protected.
     """
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
+    imported = sys.modules.get("ray")
+    if alone and imported and not imported.is_initialized() and AUTH_MODE not in os.environ:
+        raise ConfigError(
+            f"Ray was imported when {AUTH_MODE} was not set, so it has no token, and anyone who "
+            f"reaches its ports would control this machine; set {AUTH_MODE}=token before `import "
+            "ray`, call `ray.init()` yourself, or import Ray after the first call of trainrig"
+        )
     ensure_home()
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
         os.environ.setdefault(name, value)

@@ -16,13 +16,16 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, Unfinished
 from trainrig.manifest.split_records import RecordRow
 from trainrig.ray_runtime import ray_local, ray_progress, split_workers, worker_space
 from trainrig.ray_runtime.ray_session import join
 from trainrig.splits import Phase, Split
+
+if TYPE_CHECKING:
+    from ray.data import DataContext, Dataset
 
 log = logging.getLogger(__name__)
 TRIES = 3  # times that the process of a split may be killed before the reason is searched for
@@ -222,11 +225,43 @@ def _run_by_ray_data(
     A split whose process is killed is passed over. Its other tries are plain tasks, which tell a
     killed process from a lost node.
     """
+    import ray
     import ray.data
-    from ray.util.annotations import RayDeprecationWarning
 
     size = min(place.most, len(left))
-    # A copy, because datasets of the caller must not lose blocks with errors.
+    with ray.data.DataContext.current(_make_data_context(place)):
+        rows = ray.data.from_items(
+            [split_workers.make_row(split) for split in left],
+            override_num_blocks=-(-len(left) // count_together(len(left), size)),
+        )
+    done = _map_rows(rows, shared, place, size)
+    done.set_name(shared.title)
+
+    def iterate() -> Iterator[dict[str, Any]]:
+        rays = logging.getLogger("ray.data")
+        level = rays.level
+        rays.setLevel(logging.CRITICAL)  # errors are raised by the caller of this function
+        try:
+            # `iter_batches` would hold each record back until the next one is prefetched. Without
+            # prefetching it leaves a thread behind, for as long as this process lives.
+            for bundle in done.iter_internal_ref_bundles():
+                for reference in bundle.block_refs:
+                    records: Any = ray.get(reference)  # a table of Arrow, by the format above
+                    yield from records.to_pylist()
+        finally:
+            rays.setLevel(level)
+
+    with ray_progress.suspend_own():
+        yield from _iterate_records(_iterate_in_thread(iterate))
+
+
+def _make_data_context(place: worker_space.WorkerPlace) -> "DataContext":
+    """Return Ray Data's settings for the splits of a phase.
+
+    They are a copy, because datasets of the caller must not lose blocks with errors.
+    """
+    import ray.data
+
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = ray_progress.is_shown()
     context.enable_rich_progress_bars = True
@@ -239,11 +274,16 @@ def _run_by_ray_data(
     context.max_errored_blocks = -1  # `do_split` returns its errors: only killed splits remain
     # Bytes. Each record is then a block, which arrives as soon as its split is done.
     context.target_max_block_size = 1
-    with ray.data.DataContext.current(context):
-        rows = ray.data.from_items(
-            [split_workers.make_row(split) for split in left],
-            override_num_blocks=-(-len(left) // count_together(len(left), size)),
-        )
+    return context
+
+
+def _map_rows(
+    rows: "Dataset", shared: split_workers.SharedPhase, place: worker_space.WorkerPlace, size: int
+) -> "Dataset":
+    """Return the dataset of the records, made by `size` actors on GPUs or by tasks."""
+    import ray.data
+    from ray.util.annotations import RayDeprecationWarning
+
     options: dict[str, Any] = {
         "batch_size": None,
         "batch_format": "pyarrow",
@@ -254,7 +294,7 @@ def _run_by_ray_data(
         warnings.simplefilter("ignore", RayDeprecationWarning)
         if place.gpus:
             # Ray ends the process of a task on a GPU with the task: the next one would load again.
-            done = rows.map_batches(
+            return rows.map_batches(
                 split_workers.name_actor(shared.title),
                 fn_constructor_args=(shared,),
                 compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
@@ -262,30 +302,13 @@ def _run_by_ray_data(
                 max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
                 **{**options, "batch_size": 1},  # Ray requires a number where GPUs are requested
             )
-        else:
-            # Otherwise tasks: their worker processes, with all imports, live on between phases.
-            done = rows.map_batches(
-                split_workers.name_function(shared),
-                compute=ray.data.TaskPoolStrategy(size=size),
-                max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
-                **options,
-            )
-    done.set_name(shared.title)
-
-    def iterate() -> Iterator[dict[str, Any]]:
-        rays = logging.getLogger("ray.data")
-        level = rays.level
-        rays.setLevel(logging.CRITICAL)  # errors are raised by the caller of this function
-        try:
-            # With a prefetched batch, each record would wait for the next one.
-            batches = done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-            for batch in batches:
-                yield from batch.to_pylist()  # type: ignore[union-attr] # by the format
-        finally:
-            rays.setLevel(level)
-
-    with ray_progress.suspend_own():
-        yield from _iterate_records(_iterate_in_thread(iterate))
+        # Otherwise tasks: their worker processes, with all imports, live on between phases.
+        return rows.map_batches(
+            split_workers.name_function(shared),
+            compute=ray.data.TaskPoolStrategy(size=size),
+            max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
+            **options,
+        )
 
 
 def count_together(splits: int, workers: int) -> int:

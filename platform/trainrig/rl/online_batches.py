@@ -29,8 +29,8 @@ from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.objectives.objective_interface import Carrying
 from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker
-from trainrig.rl.rollout_sampler import gather_for_sampling
 from trainrig.rl.rollouts_ahead import RolloutsAhead, assign_slots
+from trainrig.rl.sampler_process import gather_for_sampling
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import LEFT, ONLINE_FOLDER, RECORD, StoredBatch, pack_arrays

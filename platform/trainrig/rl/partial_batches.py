@@ -24,8 +24,8 @@ from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores
 from trainrig.rl import rollout_batches
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning, Rollouts
+from trainrig.rl.rollout_generation import Transcript
 from trainrig.rl.rollout_maker import NO_ARRAYS, TOTALS, Arrays, Waves, set_width
-from trainrig.rl.transcripts import Transcript
 from trainrig.tokens import batches
 
 # Arrays of completions in progress. Further arrays are SAMPLED and BEHAVIOUR [R, T], FINISHED [R],

@@ -310,7 +310,7 @@ class RolloutActor:
         import ray
 
         # Imported here: torch takes seconds to import, and the driver imports this module.
-        from trainrig.rl.rollout_sampler import RolloutSampler
+        from trainrig.rl.sampler_process import RolloutSampler
 
         node: str = ray.get_runtime_context().get_node_id()
         try:

@@ -37,8 +37,8 @@ from trainrig.posttrain.prompt_files import PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.rollout_generation import Transcript, TranscriptSampler, VllmSampler
 from trainrig.rl.rollout_maker import NO_ARRAYS, PROMPTS, TOTALS, Arrays, RolloutMaker, fill_batch
-from trainrig.rl.transcripts import Transcript, TranscriptSampler, VllmSampler
 from trainrig.tokens import batches
 from trainrig.train.training_job import OnlineBatches, OnlineState, TrainingJob
 

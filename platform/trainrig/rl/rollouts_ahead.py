@@ -19,7 +19,7 @@ from trainrig.manifest import digest
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.rl import rollout_requests
 from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker, Waves
-from trainrig.rl.rollout_sampler import WeightWriter, gather_for_sampling
+from trainrig.rl.sampler_process import WeightWriter, gather_for_sampling
 from trainrig.tokens.batches import MicroBatchSlot, assign_micro_batches
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.training_settings import Training

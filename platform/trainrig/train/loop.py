@@ -12,7 +12,7 @@ from trainrig.parallel import numerics
 from trainrig.parallel.float8 import check_float8
 from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
-from trainrig.parallel.sharding.deterministic import count_peers
+from trainrig.parallel.sharding.deterministic_reduction import count_peers
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch

@@ -33,7 +33,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
 from trainrig.train.run.checkpoint_scores import check_evaluations
 from trainrig.train.run.export import export_figures
-from trainrig.train.run.loss_prediction import parse_prediction
+from trainrig.train.run.planned_loss import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file.run_file_checks import build_model_stages
 from trainrig.train.run_file.run_files import Pretraining

@@ -22,6 +22,7 @@ from trainrig.objectives.objective_interface import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.parameter_groups import OptimizerSet
 from trainrig.parallel.activation_budget import Room, plan_kept
+from trainrig.parallel.activation_offload import keep_on_host
 from trainrig.parallel.axes.context_attention import split_attention
 from trainrig.parallel.axes.expert_dispatch import divide_experts
 from trainrig.parallel.axes.pipeline_schedule import StageShare, cut_for_ranks
@@ -30,7 +31,6 @@ from trainrig.parallel.axes.row_split import RowSplit, find_row_split
 from trainrig.parallel.axes.tensor_layers import LayerSplit, split_layers
 from trainrig.parallel.axes.whole_parameters import SharedLayers
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.host_copies import keep_on_host
 from trainrig.parallel.layer_compilation import compile_layers
 from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh

@@ -21,7 +21,7 @@ from trainrig.parallel.axes.pipeline_schedule import Schedule, plan_turns
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
 from trainrig.parallel.sharding import fsdp
-from trainrig.parallel.sharding.deterministic import SummedInTree
+from trainrig.parallel.sharding.deterministic_reduction import SummedInTree
 from trainrig.parallel.sharding.gradient_norm import RowPlaces
 from trainrig.parallel.training_statistics import ActivationStatistics, ParameterNorms
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch

@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.random_losses import generate_trace
 
 from trainrig.errors import DataError
 from trainrig_contrib.spot_rehearsal import loss_trace
@@ -86,8 +87,8 @@ def test_a_storm_by_chance_is_a_trace_and_the_same_for_a_seed(
 ):
     names = [f"n{number}" for number in range(nodes)]
     settings = {"stays": 30.0, "away": 10.0, "notices": (0.0, 15.0)}
-    events = loss_trace.generate_trace(seed, names, seconds, **settings)
-    assert events == loss_trace.generate_trace(seed, names, seconds, **settings)
+    events = generate_trace(seed, names, seconds, **settings)
+    assert events == generate_trace(seed, names, seconds, **settings)
     assert set(loss_trace.list_nodes(events)) <= set(names)
     if events:
         path = str(tmp_path_factory.mktemp("storm") / "storm.csv")

@@ -19,8 +19,8 @@ from support import injected
 
 from trainrig import storage
 from trainrig.corpus.dedup.candidates import MOST_CANDIDATES
+from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import KEPT, DedupDecisions
 from trainrig.corpus.dedup.duplicate_search import MIB, DuplicateSearch, plan_partitions
 from trainrig.corpus.dedup.keep_rules import Longest
 from trainrig.corpus.signatures.minhash import MinHash

@@ -13,7 +13,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from support.searching import look, shelve
 
-from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL, DIGEST
+from trainrig.corpus.dedup.dedup_decisions import BY_LIKENESS, BY_TEXT, BY_URL, DIGEST
 from trainrig.corpus.dedup.keep_rules import ContentHash, Longest
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import hash_text

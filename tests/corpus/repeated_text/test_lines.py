@@ -1,15 +1,14 @@
 """The three phases of common-line removal, run over whole corpora."""
 
-import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.split_batches import Split, make_batches
 
 from trainrig.corpus.removed_spans import remove_spans
 from trainrig.corpus.repeated_text.common_lines import (
@@ -21,22 +20,6 @@ from trainrig.corpus.repeated_text.common_lines import (
     find_common_lines,
 )
 from trainrig.corpus.repeated_text.record_files import load_spans
-
-Split = list[tuple[int, str]]  # number in the keep order and text, of each document
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_fsync() -> Iterator[None]:
-    """Skip fsync for the thousands of small files, which need not survive a power failure."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-def make_batches(split: Split, size: int):
-    for start in range(0, len(split), size):
-        some = split[start : start + size]
-        yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
 
 
 def clean(

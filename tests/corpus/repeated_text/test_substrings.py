@@ -1,19 +1,18 @@
 """The five phases of substring removal, run over whole corpora."""
 
 import itertools
-import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
+from support.split_batches import Split, make_batches
 
 from trainrig.corpus.removed_spans import RemovedSpan, remove_spans
 from trainrig.corpus.repeated_text import substring_pieces
@@ -32,22 +31,6 @@ from trainrig.corpus.repeated_text.exact_substrings import (
     save_repeated_texts,
 )
 from trainrig.corpus.repeated_text.record_files import load_spans
-
-Split = list[tuple[int, str]]  # number in the keep order and text, of each document
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_fsync() -> Iterator[None]:
-    """Skip fsync for the thousands of small files, which need not survive a power failure."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-def make_batches(split: Split, size: int):
-    for start in range(0, len(split), size):
-        some = split[start : start + size]
-        yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
 
 
 class Cleaned:

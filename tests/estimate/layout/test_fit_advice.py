@@ -4,10 +4,10 @@ import pytest
 
 from trainrig import hardware
 from trainrig.check import describe
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.estimate.layout.cluster_choice import ClusterWanted, build_cluster
 from trainrig.estimate.layout.layout_search import PLAIN, RunPredictor, search
 from trainrig.estimate.layout.layout_settings import read_layout
-from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.plan.layout_verb import build_subject
 from trainrig.train.run_file.run_files import Pretraining

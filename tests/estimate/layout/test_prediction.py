@@ -19,8 +19,8 @@ from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.layout.run_placement import place_run
 from trainrig.estimate.layout.run_subject import FixedDegrees, Subject
 from trainrig.estimate.layout.step_prediction import Predictor
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import FSDP

@@ -17,8 +17,8 @@ from support.published_layouts import (
     read_published_runs,
 )
 
+from trainrig.estimate.cost_estimate import PREDICTED_BAND
 from trainrig.estimate.layout import planner_terms
-from trainrig.estimate.run_cost import PREDICTED_BAND
 
 # Bounds of the relative error of predicted speed: 0.1 is 10% too fast. Each bound is a hundredth
 # wider than found.

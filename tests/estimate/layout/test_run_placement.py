@@ -7,6 +7,7 @@ import pytest
 
 from trainrig import hardware
 from trainrig.check import describe
+from trainrig.estimate.cost_estimate import Assumptions, DeviceChoice, estimate_cost
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import layout_search, run_placement
 from trainrig.estimate.layout.cluster_choice import (
@@ -19,9 +20,8 @@ from trainrig.estimate.layout.layout_search import PLAIN, RunPredictor, search
 from trainrig.estimate.layout.layout_settings import build_parallel, read_layout
 from trainrig.estimate.layout.layouts import iterate_legal_layouts
 from trainrig.estimate.layout.run_subject import FixedDegrees, Subject
-from trainrig.estimate.run_cost import Assumptions, DeviceChoice, estimate_cost
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import RESERVE
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.plan.layout_verb import apply_layout, build_subject

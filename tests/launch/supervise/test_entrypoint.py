@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.launch.attended import DEAF, WHOLE, log_of
 
-from trainrig.launch.supervise import run_cost
+from trainrig.launch.supervise import metered_cost
 
 
 def test_a_run_that_is_done_is_put_on_record_as_done(supervise, home):
@@ -131,7 +131,7 @@ def expensive_machine(tmp_path, monkeypatch):
     """Write a price table in which this machine costs a dollar a second."""
     path = tmp_path / "prices.toml"
     path.write_text(PRICES)
-    monkeypatch.setattr(run_cost, "HERE", run_cost.Kind("here", "dear", "on-demand"))
+    monkeypatch.setattr(metered_cost, "HERE", metered_cost.Kind("here", "dear", "on-demand"))
     return str(path)
 
 

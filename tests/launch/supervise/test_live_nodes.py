@@ -5,7 +5,7 @@ import pytest
 
 from trainrig.errors import ClusterReplaced
 from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL
-from trainrig.launch.supervise.run_cost import Kind, LiveNodes
+from trainrig.launch.supervise.metered_cost import Kind, LiveNodes
 from trainrig.ray_runtime import ray_session
 
 
@@ -48,7 +48,7 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last(
     finally:
         cluster.shutdown()
     # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.
-    code = "import sys; from trainrig.launch.supervise.run_cost import LiveNodes; "
+    code = "import sys; from trainrig.launch.supervise.metered_cost import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.launch.supervise.run_cost import Kind, Meter, to_json
+from trainrig.launch.supervise.metered_cost import Kind, Meter, to_json
 
 GPU = Kind("gpu", "p5.48xlarge", "spot")
 CPU = Kind("cpu", "c7i.8xlarge", "on-demand")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainrig import config
 from trainrig.hardware import Hardware
-from trainrig.launch.supervise.run_cost import (
+from trainrig.launch.supervise.metered_cost import (
     Kind,
     Spent,
     compute_cost,

@@ -15,7 +15,7 @@ from trainrig.launch.supervise import attempt_start
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.run_cost import HERE, LiveNodes
+from trainrig.launch.supervise.metered_cost import HERE, LiveNodes
 
 
 def test_a_newer_attempt_takes_over_from_one_that_lives(supervise, home):

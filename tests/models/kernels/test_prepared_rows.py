@@ -12,7 +12,7 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import DecoderConfig, initialise
 from trainrig.models.encoder import build_model
-from trainrig.on_host import remember_copy
+from trainrig.sync_free_reads import remember_copy
 
 LENGTH = 90
 WINDOWS = {"attention": {"window": {"size": 20, "pattern": ("local", "global")}}}

@@ -6,7 +6,7 @@ from gpu.attention_rows import ROWS, Rows
 from torch import library
 
 from trainrig.models.kernels.varlen_attention import OPERATOR, find_varlen_rows
-from trainrig.on_host import remember_copy
+from trainrig.sync_free_reads import remember_copy
 
 PLAIN = [given for given in ROWS if not given.changes_logits]
 WIDE = [

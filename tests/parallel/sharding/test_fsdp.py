@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from trainrig.parallel.mesh import build_mesh, find_local_device
-from trainrig.parallel.sharding.deterministic import UNITS_UNDER_WAY, SummedInTree
+from trainrig.parallel.sharding.deterministic_reduction import UNITS_UNDER_WAY, SummedInTree
 from trainrig.parallel.sharding.fsdp import shard
 from trainrig.parallel.sharding.sum_tree import TreeSum
 from trainrig.tokens.batches import MicroBatchSlot

@@ -1,6 +1,43 @@
+from dataclasses import dataclass
+
 import pytest
 
-from trainrig.parallel.sharding.sum_tree import reduce_scatter_bytes, sum_bytes
+from trainrig.parallel.sharding.sum_tree import count_bytes_by_rank
+
+
+@dataclass(frozen=True)
+class LinkBytes:
+    """Bytes of one sum over nodes of equal size, for the rank or node that sends the most."""
+
+    inside: float  # bytes that a rank sends to others of its node
+    across: float  # bytes that a node sends to other nodes, over its network card
+
+
+def sum_bytes(
+    size: float,
+    micro_batches: int,
+    virtual: int,
+    ranks: int,
+    of_a_node: int,
+    by_micro_batch: bool = False,
+) -> LinkBytes:
+    """Return the bytes on the busiest links in the exact sum of gradients of `size` bytes."""
+    sent = count_bytes_by_rank(size, micro_batches, virtual, ranks, of_a_node, by_micro_batch)
+    nodes = [sent[first : first + of_a_node] for first in range(0, ranks, of_a_node)]
+    return LinkBytes(
+        inside=max(inside for inside, _ in sent),
+        across=max(sum(across for _, across in node) for node in nodes),
+    )
+
+
+def reduce_scatter_bytes(size: float, ranks: int, of_a_node: int) -> LinkBytes:
+    """Return the bytes on each link of a two-level reduce-scatter: within nodes, then across.
+
+    For comparison, one flat ring that enters and leaves each node once carries `size` (ranks - 1) /
+    ranks over each link and card.
+    """
+    nodes = ranks // of_a_node
+    return LinkBytes(size * (of_a_node - 1) / of_a_node, size * (nodes - 1) / nodes)
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])

@@ -1,6 +1,13 @@
 import json
 
-from trainrig.quickstart.site.questions import Instruction, shuffle_answers, write_instructions
+from trainrig.quickstart.site.questions import (
+    PRINCIPLES,
+    Instruction,
+    format_problems,
+    format_prompts,
+    shuffle_answers,
+    write_instructions,
+)
 from trainrig.quickstart.site.source_pages import Described
 
 
@@ -93,3 +100,17 @@ def test_the_same_answer_is_never_the_wrong_one():
     same = [Instruction(f"{n}?", answer) for n, answer in enumerate("aab")]
     assert [pair.wrong for pair in shuffle_answers(same)] == ["b", "b", "a"]
     assert shuffle_answers(same[:2]) == shuffle_answers([]) == []
+
+
+def test_the_answer_of_a_problem_is_its_sum() -> None:
+    rows = [json.loads(line) for line in format_problems(0).splitlines()]
+    assert len(rows) == 200
+    for row in rows:
+        first, second = row["question"].removeprefix("What is ").rstrip("?").split(" + ")
+        assert int(first) + int(second) == int(row["answer"])
+    assert format_problems(0) == format_problems(0) != format_problems(1)
+
+
+def test_prompts_are_questions_and_principles_are_paragraphs() -> None:
+    assert format_prompts([Instruction("Why?", "So.")]) == '{"prompt": "Why?"}\n'
+    assert len([part for part in PRINCIPLES.split("\n\n") if not part.startswith("#")]) == 2

@@ -10,7 +10,7 @@ from trainrig import config
 from trainrig.check import describe
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.cost_estimate import DeviceChoice
 from trainrig.job import exit_codes
 from trainrig.objectives.objective_kinds import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP

@@ -9,7 +9,7 @@ import pytest
 from trainrig import hardware
 from trainrig.errors import ConfigError
 from trainrig.estimate.activation_bytes import RowMasks
-from trainrig.estimate.run_cost import Assumptions, choose_save_interval
+from trainrig.estimate.cost_estimate import Assumptions, choose_save_interval
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_position_flops, count_token_flops
 from trainrig.models.decoder import count_parameters

@@ -10,7 +10,7 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.errors import ClusterError, ConfigError, DataError
-from trainrig.launch.submit.input_check import find_input_problems
+from trainrig.launch.submit.run_paths import find_input_problems
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.rate_search import RateBatchPair

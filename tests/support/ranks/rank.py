@@ -53,7 +53,7 @@ from trainrig.parallel.axes.pipeline_passes import StagePass, StagePasses
 from trainrig.parallel.mesh import build_mesh, find_local_device, join_group
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding import sum_exchange
-from trainrig.parallel.sharding.deterministic import SummedInTree, count_peers
+from trainrig.parallel.sharding.deterministic_reduction import SummedInTree, count_peers
 from trainrig.parallel.sharding.fsdp import (
     Gradients,
     SummedByRank,
@@ -65,7 +65,7 @@ from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
 from trainrig.rl.online_batches import StoredRollouts
 from trainrig.rl.rollout_requests import find_open, name_rollouts_folder
-from trainrig.rl.rollout_sampler import RolloutSampler
+from trainrig.rl.sampler_process import RolloutSampler
 from trainrig.tokens.batches import (
     IDS,
     TOKENS,

@@ -16,7 +16,7 @@ from trainrig.train.run.alarms import (
     notify_to,
     send_notification,
 )
-from trainrig.train.run.loss_prediction import Prediction
+from trainrig.train.run.planned_loss import Prediction
 from trainrig.train.run.run_folder import RunFolder
 
 GIB = 2**30

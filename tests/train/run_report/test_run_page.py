@@ -11,8 +11,8 @@ from trainrig.errors import DataError, Unfinished
 from trainrig.processes import lease
 from trainrig.train import pretrain
 from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
-from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import MetricsWriter
+from trainrig.train.run.planned_loss import Prediction, read_prediction
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_report.outcome_charts import draw_prediction

@@ -199,6 +199,37 @@ def _fill(
 
 
 @compile_nogil
+def _count_known_words(
+    known_letters: NDArray[np.uint32],
+    known_ends: NDArray[np.int64],
+    known_hashes: NDArray[np.uint64],
+    known_slots: NDArray[np.uint32],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+) -> int:
+    """Return how many words from `first` on, before `end`, are known; store their numbers."""
+    for place in range(first, end):
+        if numbers[place] == NOT_ASKED:
+            numbers[place] = find_word_number(
+                known_letters,
+                known_ends,
+                known_hashes,
+                known_slots,
+                letters,
+                ends,
+                hashes,
+                place,
+            )
+        if numbers[place] == UNKNOWN:
+            return place - first
+    return end - first
+
+
+@compile_nogil
 def _find(
     orders_B: NDArray[np.uint8],
     grams_B: NDArray[np.uint32],
@@ -240,23 +271,18 @@ def _find(
             bits = _compute_bits(key)
             if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
-            known = 0  # known words from this position on
-            while known < longest and word + known < words:
-                place = first + word + known
-                if numbers[place] == NOT_ASKED:
-                    numbers[place] = find_word_number(
-                        known_letters,
-                        known_ends,
-                        known_hashes,
-                        known_slots,
-                        letters,
-                        ends,
-                        hashes,
-                        place,
-                    )
-                if numbers[place] == UNKNOWN:
-                    break
-                known += 1
+            known = _count_known_words(
+                known_letters,
+                known_ends,
+                known_hashes,
+                known_slots,
+                letters,
+                ends,
+                hashes,
+                numbers,
+                first + word,
+                min(first + word + longest, first + words),
+            )
             for index in range(len(orders)):
                 order = orders[index]
                 if order > known:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import candidates
 from trainrig.corpus.dedup.candidates import ENTRY
+from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions
 from trainrig.corpus.dedup.document_refs import (
     BINS,
     DedupBuffer,
@@ -27,7 +28,6 @@ from trainrig.corpus.dedup.document_refs import (
     find_splits,
     make_refs,
 )
-from trainrig.corpus.dedup.documents import KEPT, DedupDecisions
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, cut_partitions, mark_absent
 from trainrig.corpus.dedup.sorted_runs import Rows, RunPart, write_grouped, writing_run
 from trainrig.corpus.signatures.signatures import load_columns

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup import document_refs, documents
+from trainrig.corpus.dedup import dedup_decisions, document_refs
 from trainrig.corpus.dedup.candidates import ENTRY, MOST_CANDIDATES
-from trainrig.corpus.dedup.documents import keep_order
+from trainrig.corpus.dedup.dedup_decisions import keep_order
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.dedup.sorted_runs import Rows, Run, RunPart, read_part, write_run, writing_run
 from trainrig.corpus.signatures.minhash import MinHash
@@ -168,12 +168,12 @@ class DuplicateSearch:
     def read_own_repeats(self, kind: Kind, partition: int) -> Rows:
         """Read the repeats whose first is in the same partition; the first may be a repeat."""
         path = self.list_runs(f"{kind}-own-repeats", self.partitions)[partition]
-        return read_part([path], partition, documents.REPEAT)
+        return read_part([path], partition, dedup_decisions.REPEAT)
 
     def read_repeats(self, kind: Kind, partition: int) -> NDArray[np.uint64]:
         """Return the refs of all repeats in a partition."""
         paths = self.list_runs(f"{kind}-repeats-by-ref", self.parts)
-        elsewhere = read_part(paths, partition, documents.REPEAT)
+        elsewhere = read_part(paths, partition, dedup_decisions.REPEAT)
         return np.concatenate([elsewhere["ref"], self.read_own_repeats(kind, partition)["ref"]])
 
     def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:

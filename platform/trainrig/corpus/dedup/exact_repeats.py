@@ -11,10 +11,8 @@ first sends them its decision.
 
 import numpy as np
 
-from trainrig.corpus.dedup import documents
-from trainrig.corpus.dedup import documents as equals
-from trainrig.corpus.dedup.document_refs import find_refs, find_splits, make_refs, split_digests
-from trainrig.corpus.dedup.documents import (
+from trainrig.corpus.dedup import dedup_decisions
+from trainrig.corpus.dedup.dedup_decisions import (
     BY_LIKENESS,
     BY_TEXT,
     BY_URL,
@@ -22,6 +20,7 @@ from trainrig.corpus.dedup.documents import (
     DedupDecisions,
     Documents,
 )
+from trainrig.corpus.dedup.document_refs import find_refs, find_splits, make_refs, split_digests
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, Kind, mark_absent
 from trainrig.corpus.dedup.greedy_decision import FALLS, DecidedPartition
 from trainrig.corpus.dedup.sorted_runs import Rows, read_part
@@ -128,7 +127,7 @@ def write_digests(search: DuplicateSearch, kind: Kind) -> Work:
     """
 
     def write(task: Task) -> Done:
-        tables = [np.empty(0, equals.DIGEST)]
+        tables = [np.empty(0, dedup_decisions.DIGEST)]
         repeats = np.empty(0, np.uint64)
         if kind == "text" and search.urls:  # the pass over URLs came before
             repeats = search.read_repeats("url", task["number"])
@@ -142,10 +141,10 @@ def write_digests(search: DuplicateSearch, kind: Kind) -> Work:
                 decisions = DedupDecisions.load(split_index.documents).kinds
                 wanted &= ~np.isin(decisions, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
             digests = split_digests(documents.urls if kind == "url" else documents.digests)
-            rows = equals.digest_rows(digests, documents.ranks, documents.ids, refs)
+            rows = dedup_decisions.digest_rows(digests, documents.ranks, documents.ids, refs)
             tables.append(rows[wanted])
         rows = np.concatenate(tables)
-        found = equals.find_repeated_documents(rows)
+        found = dedup_decisions.find_repeated_documents(rows)
         search.write(f"{kind}-own-repeats", task, found, found["ref"])
         search.write_by_key(f"{kind}-keys", task, rows[~np.isin(rows["ref"], found["ref"])])
         return {}, {}
@@ -162,7 +161,9 @@ def write_repeats(search: DuplicateSearch, kind: Kind) -> Work:
 
     def find(task: Task) -> Done:
         paths = search.list_runs(f"{kind}-keys", search.partitions)
-        found = equals.find_repeated_documents(read_part(paths, task["number"], equals.DIGEST))
+        found = dedup_decisions.find_repeated_documents(
+            read_part(paths, task["number"], dedup_decisions.DIGEST)
+        )
         search.write(f"{kind}-repeats-by-ref", task, found, found["ref"])
         search.write(f"{kind}-repeats-by-first", task, found, found["first"])
         return {}, {}
@@ -204,17 +205,17 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
         if kind == "url":
             known = merge_in_order(known, read_propagated(search, "text", partition, known))
         elsewhere = search.find_part(
-            f"{kind}-repeats-by-first", search.parts, partition, documents.REPEAT
+            f"{kind}-repeats-by-first", search.parts, partition, dedup_decisions.REPEAT
         )
-        firsts = documents.pick_one_per_first(search.read_own_repeats(kind, partition))
+        firsts = dedup_decisions.pick_one_per_first(search.read_own_repeats(kind, partition))
         with search.writing(f"{kind}-told", task) as run:
             for piece in elsewhere.iterate_pieces():
                 rows = build_repeat_rows(piece, known, _REPEAT_KINDS[kind])
                 run.add(rows, partition_of[find_splits(rows["ref"])])
-                firsts = documents.pick_one_per_first(np.concatenate([firsts, piece]))
+                firsts = dedup_decisions.pick_one_per_first(np.concatenate([firsts, piece]))
             if kind == "text":
                 paths = search.list_runs(f"{kind}-repeats-by-ref", search.parts)
-                there = read_part(paths, partition, documents.REPEAT)
+                there = read_part(paths, partition, dedup_decisions.REPEAT)
                 firsts = firsts[~np.isin(firsts["first"], there["ref"])]
                 rows = build_first_rows(firsts, known)
                 run.add(rows, partition_of[find_splits(rows["ref"])])

@@ -22,7 +22,13 @@ import numpy as np
 
 from trainrig.corpus.array_files import save_arrays
 from trainrig.corpus.dedup import candidate_passes, document_refs, exact_repeats, greedy_decision
-from trainrig.corpus.dedup.documents import BY_LIKENESS, COPIES, KEPT, DedupDecisions, Documents
+from trainrig.corpus.dedup.dedup_decisions import (
+    BY_LIKENESS,
+    COPIES,
+    KEPT,
+    DedupDecisions,
+    Documents,
+)
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, Kind
 from trainrig.corpus.dedup.exact_repeats import (
     propagate,

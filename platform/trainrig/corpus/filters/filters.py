@@ -1,7 +1,7 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules` or `published_rules` and add it to `Filter` and `_WrittenFilter`.
+write its class in `general_rules` or `published_rules` and add it to `_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
 
@@ -131,22 +131,7 @@ class Preset(Settings):
                 return Length(min_characters=200), signs, RepeatedLines()
 
 
-Filter = Annotated[
-    Length
-    | Language
-    | GopherQuality
-    | GopherRepetition
-    | C4
-    | FineWeb
-    | RefinedWeb
-    | Symbols
-    | RepeatedLines
-    | Score
-    | Url,
-    Field(discriminator="kind"),
-]
-
-_WrittenFilter = Annotated[
+_Rule = (
     Length
     | Language
     | GopherQuality
@@ -158,9 +143,9 @@ _WrittenFilter = Annotated[
     | RepeatedLines
     | Score
     | Url
-    | Preset,
-    Field(discriminator="kind"),
-]
+)
+Filter = Annotated[_Rule, Field(discriminator="kind")]
+_WrittenFilter = Annotated[_Rule | Preset, Field(discriminator="kind")]
 
 
 def _expand_presets(written: tuple[_WrittenFilter, ...]) -> tuple[Filter, ...]:

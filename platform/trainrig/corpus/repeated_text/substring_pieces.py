@@ -116,6 +116,15 @@ def find_anchors(texts: Bytes, window: int) -> Anchors:
 
 
 @compile_nogil
+def _compute_last_weight(gram: int) -> np.uint64:
+    """Return the weight of a byte in the rolling hash when the byte leaves the gram."""
+    weight = _BASE
+    for _ in range(gram - 1):
+        weight *= _BASE
+    return weight
+
+
+@compile_nogil
 def _fill_anchors(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -134,9 +143,7 @@ def _fill_anchors(
         ring *= 2
     recent = np.empty(ring, np.uint64)
     mask = ring - 1
-    leaving = _BASE  # weight of a byte when it leaves the gram
-    for _ in range(gram - 1):
-        leaving *= _BASE
+    leaving = _compute_last_weight(gram)
     count = 0
     for document in range(len(starts) - 1):
         start = starts[document]

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.corpus.array_files import load_arrays
+from trainrig.corpus.dedup.dedup_decisions import BY_LIKENESS, KEPT
 from trainrig.corpus.dedup.document_refs import format_ids
-from trainrig.corpus.dedup.documents import BY_LIKENESS, KEPT
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, choose_edges
 from trainrig.corpus.report.host_tallies import build_host_table
 from trainrig.manifest import FileSum

@@ -22,8 +22,8 @@ from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.corpus.array_files import load_arrays
 from trainrig.corpus.curation_settings import Curation
+from trainrig.corpus.dedup.dedup_decisions import COPIES, Documents
 from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids, parse_ids
-from trainrig.corpus.dedup.documents import COPIES, Documents
 from trainrig.corpus.dedup.duplicate_search import MIB, DuplicateSearch, plan_partitions
 from trainrig.corpus.dedup.keep_rules import KeepFeatures
 from trainrig.corpus.dedup.search_passes import DuplicatesFound, name_revoked_file

@@ -40,8 +40,8 @@ from trainrig.corpus.decontaminate import (
     match,
     merge,
 )
+from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.repeated_text import common_lines, exact_substrings

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.array_files import load_arrays
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import CONTAMINATED
-from trainrig.corpus.dedup.documents import KEPT, DedupDecisions
+from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions
 from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.removed_spans import Removed, RemovedSpan, map_to_original, remove_spans
 from trainrig.corpus.repeated_text.common_lines import COMMON_LINES

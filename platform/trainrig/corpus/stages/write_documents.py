@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from trainrig import manifest, storage
 from trainrig.corpus.curation_settings import Curation
-from trainrig.corpus.dedup.documents import COPIES, DedupDecisions
+from trainrig.corpus.dedup.dedup_decisions import COPIES, DedupDecisions
 from trainrig.corpus.documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments, writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.language_model import assign_buckets

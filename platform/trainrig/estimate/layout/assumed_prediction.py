@@ -17,7 +17,7 @@ from trainrig.estimate.layout.step_prediction import (
     StepTraffic,
     apply_to_training,
 )
-from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.train.run_file.training_settings import Training
 

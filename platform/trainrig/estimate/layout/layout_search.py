@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
+from trainrig.estimate.cost_estimate import USUAL_SHARE, Assumptions, Cost, estimate_cost
 from trainrig.estimate.fitting_layouts import MOST_DEVICES, RECOMPUTED, BatchShape
 from trainrig.estimate.layout import layouts
 from trainrig.estimate.layout.assumed_prediction import AssumedPredictor
@@ -19,7 +20,6 @@ from trainrig.estimate.layout.run_subject import (
     check_is_planned,
 )
 from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
-from trainrig.estimate.run_cost import USUAL_SHARE, Assumptions, Cost, estimate_cost
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware

@@ -19,8 +19,8 @@ from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.layout import communication
 from trainrig.estimate.layout.device_compute import Kernels, Timer
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, Schedule
+from trainrig.estimate.model_parallel_memory import estimate_stream_buffers
 from trainrig.estimate.model_share import ModelParts, slice_parameters
-from trainrig.estimate.worker_memory import estimate_stream_buffers
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.parallel.activation_budget import count_held_at_once

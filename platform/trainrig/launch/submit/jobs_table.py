@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainrig import config, storage
 from trainrig.errors import TrainrigError
-from trainrig.launch.supervise.run_cost import UNKNOWN, Spent
+from trainrig.launch.supervise.metered_cost import UNKNOWN, Spent
 from trainrig.launch.supervise.run_progress import trains
 from trainrig.launch.supervise.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH

@@ -278,7 +278,7 @@ def _estimate_cost(found: Preflight) -> str | None:
     if found.prices is None:  # reported by the check of the hardware table
         return None
     from trainrig.check import describe
-    from trainrig.estimate.run_cost import DeviceChoice
+    from trainrig.estimate.cost_estimate import DeviceChoice
 
     # The estimate needs the cluster's device. This machine's device is used only if the cluster
     # runs on it.

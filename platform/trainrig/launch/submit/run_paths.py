@@ -1,16 +1,19 @@
-"""Paths that a run file names: inputs and outputs, and whether the output can be written.
+"""Paths that a run file names, missing inputs and packages, and whether the output can be written.
 
 Paths are the text fields marked NOT_IDENTITY (input), OUTPUT, CACHE or SHIPPED. A choice between
 words (a Literal) is not a path.
 
 The output folder is checked before the inputs are read. `manifest.claim` decides later: it also
-compares the contents of the inputs.
+compares the contents of the inputs. `submit` refuses a run with a missing input. `check` only
+reports it, because an earlier stage may still have to make the input, and the run may be meant for
+another machine.
 """
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +31,12 @@ from trainrig.config import (
 )
 from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import find_files
-from trainrig.errors import ClusterError, ConfigError, DataError, OutputTaken
+from trainrig.errors import ClusterError, ConfigError, DataError, OutputTaken, TrainrigError
 from trainrig.manifest import MANIFEST, Manifest
+from trainrig.scaling.sweep.sweep_run_file import Sweep
+from trainrig.storage.missing_folders import describe_origin
 from trainrig.storage.writable import check_folder
+from trainrig.train.run_file.training_settings import Training
 
 __all__ = [
     "MOUNTS",
@@ -39,6 +45,7 @@ __all__ = [
     "Use",
     "check_output",
     "check_writable",
+    "find_input_problems",
     "find_paths",
     "find_shared_disk",
     "is_there",
@@ -204,3 +211,36 @@ def find_shared_disk(path: str) -> str | None:
 
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def find_input_problems(run: RunFile) -> Iterator[str]:
+    """Yield a line for each input of `run` that does not exist, and for each missing package."""
+    for place in find_paths(run):
+        if place.use in ("input", "shipped"):
+            yield from _find_problem(place)
+    for check in _list_package_checks(run):
+        try:
+            check()
+        except TrainrigError as error:
+            yield str(error)
+
+
+def _list_package_checks(run: RunFile) -> Iterator[Callable[[], None]]:
+    training = getattr(run, "training", None)
+    for sink in training.metrics.sinks if isinstance(training, Training) else ():
+        yield partial(sink.check, run.output)
+    if isinstance(run, Sweep) and run.search:
+        yield run.search.searcher.check
+
+
+def _find_problem(place: NamedPath) -> Iterator[str]:
+    try:
+        with storage.briefly():
+            there = is_there(place.path)
+    except (TrainrigError, OSError) as error:
+        yield f"{place.key}: {error}"
+        return
+    if not there:
+        pattern = any(sign in place.path for sign in "*?[")
+        what = "no file matches" if pattern else "does not exist"
+        yield f"{place.key}: {place.path}: {what}{describe_origin(place.path)}"

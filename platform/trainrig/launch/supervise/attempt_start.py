@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainrig import manifest
-from trainrig.launch.supervise.run_cost import Spent
+from trainrig.launch.supervise.metered_cost import Spent
 from trainrig.launch.supervise.run_record import ENDED, LOST_SECONDS, RunRecord
 from trainrig.processes.lease import EXPIRE_SECONDS, LeaseOwner
 

@@ -24,9 +24,9 @@ from trainrig import hardware
 from trainrig.errors import TrainrigError, Unfinished
 from trainrig.job import OUTCOME
 from trainrig.launch.redaction import redact
-from trainrig.launch.supervise import attempt_ends, run_cost, run_record
+from trainrig.launch.supervise import attempt_ends, metered_cost, run_record
 from trainrig.launch.supervise.attempt_start import settle_previous_supervisors
-from trainrig.launch.supervise.run_cost import Kind, LiveNodes, Meter, Spent
+from trainrig.launch.supervise.metered_cost import Kind, LiveNodes, Meter, Spent
 from trainrig.launch.supervise.run_progress import RunProgress
 from trainrig.launch.supervise.supervisor_output import LogCopy, notify
 from trainrig.processes.child_process import Child
@@ -287,7 +287,7 @@ class JobSupervisor:
         if nodes is None:
             self._say_once("no answer from the cluster yet, so its cost is unknown")
             return
-        if missing := run_cost.list_unpriced(nodes, self._prices):
+        if missing := metered_cost.list_unpriced(nodes, self._prices):
             bound = "; max_cost counts only nodes with a price" if self._limits.max_cost else ""
             self._say_once(f"no price for {', '.join(missing)}{bound}")
         self._check_budget(nodes)
@@ -300,7 +300,7 @@ class JobSupervisor:
         """
         now = self._sum_spent().count_against_limit()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
-        left = run_cost.compute_cost(grace, self._prices).count_against_limit()
+        left = metered_cost.compute_cost(grace, self._prices).count_against_limit()
         if self._limits.max_cost and now + left >= self._limits.max_cost:
             kept = f" and {left:.2f} USD reserved for its end" if left else ""
             why = f"{now:.2f} USD spent{kept}: max_cost is {self._limits.max_cost:g}"
@@ -310,13 +310,13 @@ class JobSupervisor:
         return self._before + self._own()
 
     def _own(self) -> Spent:
-        return run_cost.compute_cost(self._meter.seconds, self._prices)
+        return metered_cost.compute_cost(self._meter.seconds, self._prices)
 
     def _collect_figures(self) -> dict[str, Any]:
         """Return what this attempt took so far, for heartbeats and events."""
         return {
             **self._own().to_json(),
-            "node_seconds": run_cost.to_json(self._meter.seconds),
+            "node_seconds": metered_cost.to_json(self._meter.seconds),
             "attended": round(self._meter.wall, 1),
             "cluster": self._nodes.cluster,
             "total_usd": self._sum_spent().to_json()["usd"],  # with all earlier attempts
@@ -356,7 +356,7 @@ class JobSupervisor:
         supervised = self._supervised_before + self._meter.wall
         events = self._try_quietly(lambda: list(self._record.read_events())) or []
         split = self._progress.trains and self._try_quietly(
-            lambda: run_cost.split_cost(spent.usd, supervised, events, self._output)
+            lambda: metered_cost.split_cost(spent.usd, supervised, events, self._output)
         )
         return {
             "state": end.state,
@@ -366,7 +366,7 @@ class JobSupervisor:
             "forced": self._forced,
             "step": saved.step if saved else None,
             "tokens": tokens,
-            "tokens_per_usd": run_cost.compute_tokens_per_usd(tokens, spent),
+            "tokens_per_usd": metered_cost.compute_tokens_per_usd(tokens, spent),
             "bill": split or None,
         }
 

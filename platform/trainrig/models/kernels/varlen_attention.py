@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, library
 
 from trainrig.models.kernels.kernel_support import allocate_by_place
-from trainrig.on_host import find_on_host
+from trainrig.sync_free_reads import find_on_host
 
 _kernel = torch.ops.aten._flash_attention_forward
 _kernel_backward = torch.ops.aten._flash_attention_backward
@@ -49,7 +49,7 @@ def find_varlen_rows(documents_BS: Tensor, queries: int) -> VarlenRows:
     """Return the bounds of the documents of rows whose last `queries` places are queries.
 
     Places of a document are contiguous. Waits for the device unless a copy of the documents is on
-    the host (trainrig/on_host.py).
+    the host (trainrig/sync_free_reads.py).
     """
     on_host = find_on_host(documents_BS)
     known = documents_BS.cpu() if on_host is None else on_host

@@ -1,8 +1,8 @@
 """Level-by-level exchange of partial gradient sums between ranks.
 
-A rank hands over a few subtrees of the step's tree (`parallel.exact.tree`), each the sum of some of
-its micro-batches. A receiver adds them at their place in the tree and hands over the resulting
-sums, so every level carries as few sums as possible.
+A rank hands over a few subtrees of the step's tree (`parallel.sharding.sum_tree`), each the sum of
+some of its micro-batches. A receiver adds them at their place in the tree and hands over the
+resulting sums, so every level carries as few sums as possible.
 """
 
 from collections.abc import Generator, Sequence

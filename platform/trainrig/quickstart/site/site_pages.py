@@ -28,7 +28,7 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import later_inputs, questions, source_pages, stdlib_pages
+from trainrig.quickstart.site import questions, source_pages, stdlib_pages
 from trainrig.quickstart.site.article import Article
 from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
@@ -125,9 +125,9 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
     _write_lines(storage.join(folder, "pairs-train.jsonl"), pairs)
     _write_lines(storage.join(folder, "pairs-held-out.jsonl"), questions.shuffle_answers(held_out))
     for name, text in (
-        ("problems.jsonl", later_inputs.format_problems(settings.seed)),
-        ("prompts.jsonl", later_inputs.format_prompts(held_out)),
-        ("principles.txt", later_inputs.PRINCIPLES),
+        ("problems.jsonl", questions.format_problems(settings.seed)),
+        ("prompts.jsonl", questions.format_prompts(held_out)),
+        ("principles.txt", questions.PRINCIPLES),
     ):
         storage.write(storage.join(folder, name), text.encode())
     return PagesReport(

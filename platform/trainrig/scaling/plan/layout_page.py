@@ -1,8 +1,8 @@
 """HTML page of a layout plan: the ten fastest layouts, and the terms that predict them."""
 
+from trainrig.estimate.cost_estimate import format_hours
 from trainrig.estimate.layout import planner_terms
 from trainrig.estimate.layout.layout_search import Found, LayoutPlan
-from trainrig.estimate.run_cost import format_hours
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.parallel.activation_budget import GIB
 from trainrig.report import page_rendering, plots

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trainrig.estimate.cost_estimate import format_hours
 from trainrig.estimate.layout.layout_search import Found, LayoutPlan
 from trainrig.estimate.layout.layouts import DeviceLayout
-from trainrig.estimate.run_cost import format_hours
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.laws.law_formats import format_count, format_four_digits, format_usd

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from trainrig.errors import ConfigError
 from trainrig.estimate import fitting_layouts
 from trainrig.estimate.activation_bytes import RowMasks
+from trainrig.estimate.cost_estimate import USUAL_SHARE, compute_affordable_flops
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import run_placement
 from trainrig.estimate.layout.cluster_choice import build_rented_cluster
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.run_subject import Subject
-from trainrig.estimate.run_cost import USUAL_SHARE, compute_affordable_flops
 from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainrig import storage
-from trainrig.estimate.run_cost import format_hours
+from trainrig.estimate.cost_estimate import format_hours
 from trainrig.flops import count_flops_6nd
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from trainrig import storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.estimate.run_cost import Assumptions, Cost, Saving
+from trainrig.estimate.cost_estimate import Assumptions, Cost, Saving
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute
 from trainrig.models import Model

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trainrig.estimate.run_cost import USUAL_SHARE, format_hours
+from trainrig.estimate.cost_estimate import USUAL_SHARE, format_hours
 from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws import best_split

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trainrig.errors import ConfigError
-from trainrig.estimate import run_cost
+from trainrig.estimate import cost_estimate
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.flops import count_flops_6nd
@@ -58,7 +58,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     whole number of steps. A budget of money or time is spent at the share of the peak that the plan
     itself is predicted to reach, so such a plan is made several times.
     """
-    share = request.assumptions.utilisation or run_cost.USUAL_SHARE
+    share = request.assumptions.utilisation or cost_estimate.USUAL_SHARE
     plan = _make_plan_at(law, request, hardware, share)
     if request.target[0] not in ("gpu_days", "budget_usd"):
         return plan
@@ -135,7 +135,7 @@ def _make_plan_at(
         service=service,
         placement=placed.placement,
         cost=priced,
-        saving=run_cost.choose_save_interval(
+        saving=cost_estimate.choose_save_interval(
             state=_count_saved_bytes(found, request.optimizer) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
@@ -219,10 +219,10 @@ def _allocate_training(
         return allocation.allocate_for_flops(split, amount, unique)
     device_days = amount
     if target == "budget_usd":
-        device_days = run_cost.compute_device_days(
+        device_days = cost_estimate.compute_device_days(
             amount, where.hardware, where.device, where.instance, request.devices
         )
-    budget = run_cost.compute_affordable_flops(
+    budget = cost_estimate.compute_affordable_flops(
         device_days, where.hardware, where.device, request.compute, share
     )
     return _settle_allocation(law, split, request, budget)
@@ -279,8 +279,8 @@ def _estimate_cost(
     where: placement.PlanHardware,
     request: PlanRequest,
     placed: placement.PlacedModel,
-) -> run_cost.Cost:
-    return run_cost.estimate_cost(
+) -> cost_estimate.Cost:
+    return cost_estimate.estimate_cost(
         flops,
         where.hardware,
         where.device,

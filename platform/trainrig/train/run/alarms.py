@@ -28,8 +28,8 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
 from trainrig.report.number_formats import format_bytes
-from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import METRICS
+from trainrig.train.run.planned_loss import Prediction, read_prediction
 from trainrig.train.run.run_folder import EVENTS, RunFolder
 
 log = logging.getLogger(__name__)

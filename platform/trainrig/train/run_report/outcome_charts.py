@@ -8,7 +8,7 @@ from trainrig.report import plots
 from trainrig.report.number_formats import format_short
 from trainrig.report.plots import ChartFacts, Numbers
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
-from trainrig.train.run.loss_prediction import Prediction
+from trainrig.train.run.planned_loss import Prediction
 from trainrig.train.run_report.run_charts import LAST_ROWS, RunReportData, list_values
 
 

@@ -14,7 +14,7 @@ from trainrig.report.number_formats import format_duration, format_percent
 from trainrig.report.plots import ChartFacts, Event, Line, Numbers
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import EarlyEnd
-from trainrig.train.run.loss_prediction import Prediction
+from trainrig.train.run.planned_loss import Prediction
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_report.sampled_answers import BatchAnswers, FollowedPrompt
 

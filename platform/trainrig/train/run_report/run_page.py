@@ -22,7 +22,7 @@ from trainrig.storage.writable import check_folder
 from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import read_end, read_usable_scores
-from trainrig.train.run.loss_prediction import read_prediction
+from trainrig.train.run.planned_loss import read_prediction
 from trainrig.train.run.progress import ProgressFollower, account_time
 from trainrig.train.run.run_folder import REPORT, RunFolder
 from trainrig.train.run_report import objective_charts, outcome_charts, run_charts, sampled_answers

@@ -122,7 +122,7 @@ class Unit:
     parameters: Sequence[Tensor]
 
 
-class HostedOptimizer(torch.optim.Optimizer):
+class OffloadedOptimizer(torch.optim.Optimizer):
     """Optimizer that takes the steps of `inner` unit by unit, with state in the host's memory.
 
     The device holds the state of two units during a step, and none between steps.

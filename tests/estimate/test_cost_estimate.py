@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.estimate.run_cost import compute_busy_share, describe_busy, list_sizes_after_losses
+from trainrig.estimate.cost_estimate import (
+    compute_busy_share,
+    describe_busy,
+    list_sizes_after_losses,
+)
 from trainrig.tokens.batches import assign_micro_batches
 
 

@@ -1,10 +1,10 @@
 """Guard between a job supervisor and its child, so that no child outlives its supervisor.
 
-The guard is run as a script in a new session: `guard.py PIPE COMMAND…`. It starts the command in
-its process group, and exits with the same status as the command. A byte in the pipe asks the
-command to stop. When the pipe closes, the supervisor has died, and the guard kills the whole group,
-so that no driver of this attempt runs during the next one. When the guard dies, the kernel kills
-the command.
+The guard is run as a script in a new session: `orphan_guard.py PIPE COMMAND…`. It starts the
+command in its process group, and exits with the same status as the command. A byte in the pipe asks
+the command to stop. When the pipe closes, the supervisor has died, and the guard kills the whole
+group, so that no driver of this attempt runs during the next one. When the guard dies, the kernel
+kills the command.
 
 The guard imports very little, because it must start quickly and be an unlikely victim of the
 kernel's OOM killer.

@@ -1,6 +1,6 @@
 import numpy as np
 
-from trainrig.corpus.dedup.documents import digest_rows, find_repeated_documents
+from trainrig.corpus.dedup.dedup_decisions import digest_rows, find_repeated_documents
 
 
 def test_half_a_digest_in_common_makes_no_repeat_and_the_best_comes_first():

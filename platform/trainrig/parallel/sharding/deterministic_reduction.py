@@ -1,11 +1,11 @@
 """Gradients whose bits do not depend on the number of ranks.
 
-The micro-batches of a step are the leaves of one summation tree (`parallel.exact.tree`). They are
-cut into runs of consecutive leaves, one for each *virtual worker*; the number of virtual workers is
-a setting, so the tree does not depend on the number of ranks. A rank adds up those of its own
-micro-batches that are neighbours in the tree (`tree.plan_hand_over`). The sums that remain have the
-size of a whole gradient. The rank hands them over in levels, and each receiver adds them at their
-place in the tree (`parallel.exact.exchange`):
+The micro-batches of a step are the leaves of one summation tree (`parallel.sharding.sum_tree`).
+They are cut into runs of consecutive leaves, one for each *virtual worker*; the number of virtual
+workers is a setting, so the tree does not depend on the number of ranks. A rank adds up those of
+its own micro-batches that are neighbours in the tree (`sum_tree.plan_hand_over`). The sums that
+remain have the size of a whole gradient. The rank hands them over in levels, and each receiver adds
+them at their place in the tree (`parallel.sharding.sum_exchange`):
 
 1. Within a node, each rank sends every other rank the slices that the receiver sums: the receiver's
    own, and those of the ranks with the receiver's position on other nodes.

@@ -6,7 +6,7 @@ from support.losses import cross_entropy_sum
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel import numerics
-from trainrig.parallel.host_copies import keep_on_host
+from trainrig.parallel.activation_offload import keep_on_host
 from trainrig.parallel.recompute import Full, choose_kept, recompute
 
 pytestmark = [

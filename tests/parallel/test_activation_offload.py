@@ -8,8 +8,8 @@ from support.recomputed import CONFIG, batch, gradients
 
 from trainrig.models import decoder
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.parallel import host_copies
-from trainrig.parallel.host_copies import keep_on_host
+from trainrig.parallel import activation_offload
+from trainrig.parallel.activation_offload import keep_on_host
 from trainrig.parallel.layer_compilation import Compile, compile_layers
 from trainrig.parallel.recompute import Full, choose_kept, recompute
 
@@ -17,8 +17,8 @@ from trainrig.parallel.recompute import Full, choose_kept, recompute
 @pytest.fixture
 def apart(monkeypatch):
     """Treat CPUs as separate devices, offload all saved tensors, and record where tensors are."""
-    monkeypatch.setattr(host_copies, "APART", ("cpu",))
-    monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
+    monkeypatch.setattr(activation_offload, "APART", ("cpu",))
+    monkeypatch.setattr(activation_offload, "LEAST_BYTES", 0)
     return Watched(monkeypatch)
 
 
@@ -34,8 +34,8 @@ class Watched:
         self.places = set()
         self.passes = weakref.WeakSet()
         self.fetched = self.most = 0
-        send = host_copies._send
-        fetch = host_copies._fetch
+        send = activation_offload._send
+        fetch = activation_offload._fetch
         watched = self
 
         def watch_sent(here):
@@ -47,7 +47,7 @@ class Watched:
             self.fetched += len(gone)
             return fetch(gone)
 
-        class Copies(host_copies.LayerCopies):
+        class Copies(activation_offload.LayerCopies):
             def __init__(copies, *told):
                 super().__init__(*told)
                 watched.passes.add(copies)
@@ -62,9 +62,9 @@ class Watched:
                 watched.look()
                 return found
 
-        monkeypatch.setattr(host_copies, "_send", watch_sent)
-        monkeypatch.setattr(host_copies, "_fetch", watch_fetched)
-        monkeypatch.setattr(host_copies, "LayerCopies", Copies)
+        monkeypatch.setattr(activation_offload, "_send", watch_sent)
+        monkeypatch.setattr(activation_offload, "_fetch", watch_fetched)
+        monkeypatch.setattr(activation_offload, "LayerCopies", Copies)
 
     def look(self):
         self.most = max(self.most, self.count_here())
@@ -152,18 +152,18 @@ def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
     assert masks and logits.requires_grad and len(apart.sent) > 20
     assert not shared & apart.places
     many = len(apart.sent)
-    monkeypatch.setattr(host_copies, "LEAST_BYTES", 10**9)
+    monkeypatch.setattr(activation_offload, "LEAST_BYTES", 10**9)
     model(ids)
     assert len(apart.sent) == many
 
 
 def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
     sent = []
-    monkeypatch.setattr(host_copies, "_send", lambda tensor: sent.append(tensor))
+    monkeypatch.setattr(activation_offload, "_send", lambda tensor: sent.append(tensor))
     model = build()
     ids = batch()
     model(ids)
-    monkeypatch.setattr(host_copies, "APART", ("cpu",))
+    monkeypatch.setattr(activation_offload, "APART", ("cpu",))
     with torch.no_grad():
         model(ids)
     assert not sent
@@ -173,14 +173,14 @@ def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
 def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monkeypatch):
     """A pipeline rank with several stages fetches the layer of the same stage and micro-batch."""
     order = []
-    fetch = host_copies.LayerCopies.fetch
+    fetch = activation_offload.LayerCopies.fetch
 
     def note(copies):
         if not copies._fetched:
             order.append(copies)
         fetch(copies)
 
-    monkeypatch.setattr(host_copies.LayerCopies, "fetch", note)
+    monkeypatch.setattr(activation_offload.LayerCopies, "fetch", note)
     model = build(stages=stages)
     ids = batch()
     one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches in flight

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from trainrig.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from trainrig.optim.elementwise import to_local
-from trainrig.optim.hosted import ALIGNMENT, Lanes, _make_host_tensor
 from trainrig.optim.named_groups import NamedGroup, build_optimizer
+from trainrig.optim.optimizer_offload import ALIGNMENT, Lanes, _make_host_tensor
 
 SIZES = {
     "embedding.weight": (50, 32),
