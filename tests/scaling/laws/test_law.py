@@ -3,9 +3,12 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import (
+    Compared,
+    FittedRange,
     Interval,
     IntervalEstimate,
     Law,
+    Ranges,
     WeightedForm,
     compute_percentiles,
     read_law,
@@ -132,4 +135,47 @@ def test_a_form_that_does_not_know_the_quantity_leaves_the_interval_alone():
     def known_to_parametric(form):
         return np.nan if isinstance(form, Kaplan) else predict_at(form)
 
-    assert law.predict_interval(known_to_parametric, 1e12, 2e13) == LAW.predict_interval(predict_at, 1e12, 2e13)
+    assert law.predict_interval(known_to_parametric, 1e12, 2e13) == LAW.predict_interval(
+        predict_at, 1e12, 2e13
+    )
+
+
+@pytest.mark.parametrize(("as_good", "contained"), [(True, True), (None, True), (False, False)])
+def test_an_interval_contains_each_form_that_is_not_known_to_be_worse(as_good, contained):
+    far = FORM.with_constants({"E": 0.9})
+    other = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
+    law = LAW.model_copy(update={
+        "compared": (Compared(form=other, objective=1.0, held_out_error=0.1, as_good=as_good),)
+    })  # fmt: skip
+
+    def predict(form):
+        return predict_at(far if isinstance(form, Kaplan) else form)
+
+    assert law.predict_interval(predict, 1e12, 2e13).contains(predict_at(far)) == contained
+
+
+def test_an_interval_contains_the_prediction_of_each_form_with_a_share():
+    law = LAW.model_copy(
+        update={"weight": 0.98, "members": (WeightedForm(form=KAPLAN, weight=0.02),)}
+    )
+    assert law.predict_interval(predict_at, 1e12, 2e13).contains(predict_at(KAPLAN))
+
+
+def test_an_interval_is_wider_farther_from_the_runs():
+    spans = [FittedRange(least=1.0, greatest=greatest) for greatest in (1e9, 2e10, 1.2e20, 1e3)]
+    law = LAW.model_copy(update={
+        "ranges": Ranges(
+            parameters=spans[0], tokens=spans[1], flops=spans[2], tokens_per_parameter=spans[3]
+        ),
+        "spread": Spread(noise=0.01, scale=2.0, distance=1.0, runs=9),
+    })  # fmt: skip
+
+    def measure_width(parameters, tokens):
+        found = law.predict_interval(lambda form: 2.0, parameters, tokens)
+        return np.log(found.high / found.low)
+
+    assert measure_width(1e8, 1e9) == measure_width(1e9, 2e10)
+    excess = 1 + 3 * np.log(100)  # the compute is 100 times, of runs that show twice the errors
+    assert measure_width(1e10, 2e11) == pytest.approx(
+        measure_width(1e9, 2e10) * np.sqrt(excess / 4)
+    )

@@ -339,7 +339,9 @@ def judge(
             tokens=float(split.largest.tokens[i]),
             loss=float(split.largest.loss[i]),
             predicted=float(stack.loss[i]),
-            interval=None if refused else law.build_interval(stack, i, spread, distance[i], bootstrap.level),
+            interval=None
+            if refused
+            else law.build_interval(stack, i, spread, distance[i], bootstrap.level),
         )
         for i in range(len(split.largest))
     )
