@@ -14,8 +14,7 @@ import numpy as np
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law_forms import Array
 
-# The scale of a spread counts as learnt from this many training runs before any is seen. With 2 to
-# 8, the share of larger runs of the published tables in their intervals is the same within 1%.
+# The scale of a spread counts as learnt from this many training runs before any is seen.
 PRIOR_RUNS = 4
 NEAREST = 0.02  # smaller log distances are within the 2% that count as equally large runs
 FINEST = 1e-18  # variances of log loss are at least this, the square of the finest digit of a table
@@ -26,8 +25,8 @@ class Spread(Settings):
     """Spread of the measured losses of single runs around predictions."""
 
     noise: float = Field(0.0, ge=0)  # standard deviation of a run's log loss around the fitted law
-    # Errors on larger runs, as a multiple of what the draws and the noise make expected. Errors that
-    # are smaller than expected do not count: a few runs show that by chance.
+    # Errors on larger runs, as a multiple of what the draws and the noise make expected. It is never
+    # below 1, because a few runs show small errors by chance.
     scale: float = Field(1.0, ge=1)
     distance: float = Field(0.0, ge=0)  # log distance of these runs from the smaller ones
     runs: int = Field(0, ge=0)  # number of larger training runs that `scale` was learnt from
