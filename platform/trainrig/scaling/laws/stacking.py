@@ -24,9 +24,10 @@ ONE_SIGMA = (0.1587, 0.8413)  # quantiles of a normal distribution at one standa
 class Spread(Settings):
     """Spread of the measured losses of single runs around predictions."""
 
-    noise: float = Field(0.0, ge=0)  # standard deviation of a run's log loss around the fitted law
-    # Errors on larger runs, as a multiple of what the draws and the noise make expected. It is never
-    # below 1, because a few runs show small errors by chance.
+    # Standard deviation of a run's log loss around the fitted law.
+    noise: float = Field(0.0, ge=0)
+    # Errors on larger runs, as a multiple of what the draws and the noise make expected. It is
+    # never below 1, because a few runs show small errors by chance.
     scale: float = Field(1.0, ge=1)
     distance: float = Field(0.0, ge=0)  # log distance of these runs from the smaller ones
     runs: int = Field(0, ge=0)  # number of larger training runs that `scale` was learnt from
