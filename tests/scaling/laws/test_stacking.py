@@ -108,6 +108,8 @@ def test_the_distance_is_that_along_the_farthest_axis() -> None:
     tokens = np.array([1e9, 1e9, 8e10])
     found = measure_distance(parameters, tokens, (2e8, 2e10, 4e18))
     assert found == pytest.approx([np.log(5), 0, np.log(24)])
+    # The compute of whole numbers does not fit into an integer of 64 bits.
+    assert measure_distance(7 * 10**9, 2 * 10**11, (1.0, 1.0, 8.4e21)) > 0
 
 
 def test_predictions_without_a_share_count_for_the_lowest_and_the_highest() -> None:

@@ -122,8 +122,10 @@ def measure_distance(
     `greatest` are the greatest parameters, tokens and compute (6ND) of the others. The distance is
     the logarithm of the largest of the three ratios, and 0 for a run that exceeds none of them.
     """
-    flops = 6 * np.asarray(parameters) * tokens
-    quantities = np.stack(np.broadcast_arrays(parameters, tokens, flops), axis=-1)
+    sizes, lengths = np.broadcast_arrays(
+        np.asarray(parameters, dtype=float), np.asarray(tokens, dtype=float)
+    )
+    quantities = np.stack([sizes, lengths, 6 * sizes * lengths], axis=-1)
     return np.asarray(np.log(np.maximum((quantities / np.array(greatest)).max(axis=-1), 1.0)))
 
 
