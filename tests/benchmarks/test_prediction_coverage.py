@@ -18,7 +18,7 @@ import pytest
 from trainrig.scaling.laws.law import build_interval
 from trainrig.scaling.laws.law_forms import DataConstrained, Form, Kaplan, OverTraining, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.stacking import Member, stack_members
+from trainrig.scaling.laws.stacking import FormPrediction, stack_members
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.regression.foretelling import HeldOutSplit, HoldOut, predict
 from trainrig.scaling.regression.form_choice import fit_forms
@@ -72,7 +72,7 @@ def predict_sweep(
     for kind, weight in forms.weights.items():
         drawn = bootstrap_form(forms.fits[kind], Bootstrap(draws=DRAWS)).forms
         losses = np.array([predict(form, larger) for form in drawn])
-        members.append(Member(weight, predict(forms.fits[kind].form, larger), losses))
+        members.append(FormPrediction(weight, predict(forms.fits[kind].form, larger), losses))
     others = [predict(forms.fits[kind].form, larger) for kind in forms.undecided]
     stack = stack_members(members, others)
     distance = HeldOutSplit(

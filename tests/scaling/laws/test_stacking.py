@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trainrig.scaling.laws.stacking import (
     PRIOR_RUNS,
-    Member,
+    FormPrediction,
     Outcome,
     Spread,
     Stack,
@@ -53,13 +53,15 @@ def test_a_form_far_off_moves_a_median_less_than_a_mean() -> None:
 
 def test_the_deviation_joins_draws_and_disagreement() -> None:
     draws = 2.0 * np.exp(0.03 * np.random.default_rng(0).normal(size=(4000, 1)))
-    alone = stack_members([Member(1.0, np.array([2.0]), draws)])
+    alone = stack_members([FormPrediction(1.0, np.array([2.0]), draws)])
     assert alone.deviation[0] == pytest.approx(0.03, rel=0.05)
     exact = np.full((30, 1), 2.0 * np.exp(0.1))
-    both = stack_members([Member(0.5, np.array([2.0]), draws), Member(0.5, exact[0], exact)])
+    both = stack_members(
+        [FormPrediction(0.5, np.array([2.0]), draws), FormPrediction(0.5, exact[0], exact)]
+    )
     # Half of the variance of the draws, and a distance of about .05 of each form from the middle.
     assert both.deviation[0] == pytest.approx(np.sqrt(0.03**2 / 2 + 0.05**2), rel=0.05)
-    without = stack_members([Member(1.0, np.array([2.0]), np.empty((0, 1)))])
+    without = stack_members([FormPrediction(1.0, np.array([2.0]), np.empty((0, 1)))])
     assert without.deviation[0] == 0
 
 
@@ -115,6 +117,6 @@ def test_the_distance_is_that_along_the_farthest_axis() -> None:
 def test_predictions_without_a_share_count_for_the_lowest_and_the_highest() -> None:
     draws = np.full((30, 1), 2.0)
     stack = stack_members(
-        [Member(1.0, np.array([2.0]), draws)], [np.array([1.5]), np.array([np.nan])]
+        [FormPrediction(1.0, np.array([2.0]), draws)], [np.array([1.5]), np.array([np.nan])]
     )
     assert (stack.loss[0], stack.lowest[0], stack.highest[0]) == (2.0, 1.5, 2.0)

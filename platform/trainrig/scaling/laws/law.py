@@ -12,7 +12,7 @@ from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
 from trainrig.scaling.laws.stacking import (
-    Member,
+    FormPrediction,
     Spread,
     Stack,
     measure_distance,
@@ -298,7 +298,7 @@ class Law(Settings):
         forms = [(self.weight, self.form, self.draws)]
         forms += [(member.weight, member.form, member.draws) for member in self.members]
         members = [
-            Member(
+            FormPrediction(
                 share,
                 np.array([float(quantity(form))]),
                 np.array([float(quantity(draw)) for draw in draws if drawn]).reshape(-1, 1),

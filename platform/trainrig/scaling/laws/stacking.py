@@ -50,7 +50,7 @@ class Spread(Settings):
 
 
 @dataclass(frozen=True)
-class Member:
+class FormPrediction:
     """Predictions of one form for some rows."""
 
     share: float  # share of the form in the prediction
@@ -68,7 +68,7 @@ class Stack:
     highest: Array  # [H] highest prediction of a form
 
 
-def stack_members(members: Sequence[Member], others: Sequence[Array] = ()) -> Stack:
+def stack_members(members: Sequence[FormPrediction], others: Sequence[Array] = ()) -> Stack:
     """Combine the predictions of `members`, each with its share.
 
     `others` are predictions [H] of forms without a share, which count for the lowest and the

@@ -15,7 +15,13 @@ import numpy as np
 from trainrig.errors import DataError
 from trainrig.scaling.laws import law
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.stacking import Member, Outcome, Spread, learn_spread, stack_members
+from trainrig.scaling.laws.stacking import (
+    FormPrediction,
+    Outcome,
+    Spread,
+    learn_spread,
+    stack_members,
+)
 from trainrig.scaling.regression import form_fits
 from trainrig.scaling.regression.bootstrap import Bootstrap
 from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
@@ -390,9 +396,11 @@ def _draw_members(
     forecasts: Mapping[Kind, CutForecast],
     weights: Mapping[Kind, float],
     rules: Bootstrap,
-) -> list[Member]:
+) -> list[FormPrediction]:
     return [
-        Member(weight, forecasts[kind].predicted, draw_forecast(fits[kind], forecasts[kind], rules))
+        FormPrediction(
+            weight, forecasts[kind].predicted, draw_forecast(fits[kind], forecasts[kind], rules)
+        )
         for kind, weight in weights.items()
     ]
 
