@@ -121,7 +121,6 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.models.huggingface import HubFolder
     from trainrig.scaling.fit import law_fit, recipe_comparison
     from trainrig.scaling.laws import runs_table
-    from trainrig.scaling.regression import form_choice
     from trainrig.tokens.rows.packing import Packing
 
     def offered(command: str, option: str) -> set[str]:
@@ -147,5 +146,5 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     assert offered("tokens inspect", "packing") == kinds(Packing)
     assert offered("fit", "form") == set(get_args(law_fit.form_choice.Kind))
     assert offered("fit", "share") == literals(recipe_comparison.RecipeFit, "share")
-    assert offered("fit", "hold_out_by") == literals(form_choice.HoldOut, "by")
+    assert offered("fit", "hold_out_by") == literals(law_fit.HoldOut, "by")
     assert offered("fit", "counts") == set(get_args(runs_table.Counts))

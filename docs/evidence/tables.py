@@ -375,6 +375,19 @@ def draw_law_zoo() -> str:
     return format_table(head, rows) + format_bench_source("law-zoo")
 
 
+def draw_prediction_coverage() -> str:
+    """Return how often intervals of predicted losses hold the loss, by the true form."""
+    rows = []
+    for kind, by_runs in read_bench("prediction-coverage")["held"].items():
+        for runs, found in by_runs.items():
+            held = f"{found['held_together']:.1%} ± {found['standard_error']:.1%}"
+            widths = ", ".join(f"{width:.1%}" for width in found["width"])
+            errors = ", ".join(f"{error:.2%}" for error in found["error"])
+            rows.append([kind, runs, held, widths, errors])
+    head = ["true form", "runs", "held", "median width at 3 and 10 times", "mean error"]
+    return format_table(head, rows) + format_bench_source("prediction-coverage")
+
+
 def draw_real_sweep() -> str:
     """Return the results of the real sweep and the prediction of its largest run."""
     path = "tests/chaos/results/sweep.json"
@@ -524,6 +537,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "model-costs": draw_model_costs,
     "parametric-coverage": draw_parametric_coverage,
     "peer-steps": draw_peer_steps,
+    "prediction-coverage": draw_prediction_coverage,
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,

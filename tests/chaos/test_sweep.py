@@ -22,7 +22,7 @@ from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable
-from trainrig.scaling.regression.form_choice import HoldOut
+from trainrig.scaling.regression.foretelling import HoldOut
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import is_over
 from trainrig.tokens.prepare import Tokenization, tokenize

@@ -13,7 +13,7 @@ from trainrig.scaling.laws.runs_table import Floats, RunsTable
 from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.scaling.plan.plan_schema import ScalingPlan
 from trainrig.scaling.plan.plan_verb import plan_by_law
-from trainrig.scaling.regression.form_choice import predict
+from trainrig.scaling.regression.foretelling import predict
 
 NAME = "quickstart"
 TIMES = 10.0  # Compute of the planned run, as a multiple of the sweep's largest run.

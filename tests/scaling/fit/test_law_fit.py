@@ -16,12 +16,8 @@ from trainrig.scaling.laws.law import read_law
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap
-from trainrig.scaling.regression.form_choice import (
-    HoldOut,
-    compute_criterion,
-    select_fitter,
-    split_held_out,
-)
+from trainrig.scaling.regression.foretelling import HoldOut, split_held_out
+from trainrig.scaling.regression.form_choice import compute_criterion, select_fitter
 from trainrig.scaling.regression.minimise import Huber
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"

@@ -13,7 +13,7 @@ from trainrig.scaling.plan.plan_schema import PlanRequest
 from trainrig.scaling.plan.plan_text import describe_plan
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.scaling.regression.bootstrap import Bootstrap
-from trainrig.scaling.regression.form_choice import HoldOut
+from trainrig.scaling.regression.foretelling import HoldOut
 
 TRUTH = Parametric(E=1.8, A=30, B=2.2e6, alpha=0.22, beta=0.66)  # N* ~ C^0.75
 FAR = 1e20  # 100 times the largest budget

@@ -1,20 +1,21 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import (
+    Compared,
+    FittedRange,
     Interval,
     IntervalEstimate,
     Law,
+    Ranges,
     WeightedForm,
     compute_percentiles,
-    compute_shared_percentiles,
     read_law,
     write_law,
 )
 from trainrig.scaling.laws.law_forms import Kaplan, Parametric
+from trainrig.scaling.laws.stacking import Spread
 
 FORM = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 DRAWS = tuple(FORM.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
@@ -92,7 +93,7 @@ def predict_at(form):
     return float(form.compute_loss(1e12, 2e13))
 
 
-def test_a_prediction_is_the_mean_of_the_forms_by_their_shares():
+def test_a_prediction_of_two_forms_is_their_mean_by_their_shares():
     law = LAW.model_copy(
         update={
             "weight": 0.75,
@@ -107,42 +108,74 @@ def test_a_prediction_is_the_mean_of_the_forms_by_their_shares():
         return np.nan if isinstance(form, Kaplan) else predict_at(form)
 
     assert law.combine(known_to_parametric) == predict_at(FORM)
-    assert law.compute_wide_interval(known_to_parametric).contains(predict_at(FORM))
+    assert law.predict_interval(known_to_parametric, 1e12, 2e13).contains(predict_at(FORM))
 
 
 @pytest.mark.parametrize("weight", [0.02, 0.3, 0.6])
-@pytest.mark.parametrize("drawn", [0, 25])
-def test_an_interval_contains_the_disagreement_of_the_forms(weight, drawn, tmp_path):
+def test_an_interval_allows_for_disagreement_noise_and_errors_on_larger_runs(weight, tmp_path):
+    alone = LAW.predict_interval(predict_at, 1e12, 2e13)
     law = LAW.model_copy(update={
         "weight": 1 - weight,
-        "members": (WeightedForm(form=KAPLAN, weight=weight, draws=(KAPLAN,) * drawn),),
+        "members": (WeightedForm(form=KAPLAN, weight=weight, draws=(KAPLAN,) * 25),),
+        "spread": Spread(noise=0.01, scale=2.0, runs=12),
     })  # fmt: skip
-    interval = law.compute_wide_interval(predict_at)
-    for form in (FORM, KAPLAN):
-        assert interval.contains(predict_at(form))
+    interval = law.predict_interval(predict_at, 1e12, 2e13)
     assert interval.contains(law.combine(predict_at))
+    assert interval.high / interval.low > alone.high / alone.low
     path = str(tmp_path / "law.json")
     write_law(path, law)
     assert read_law(path) == law
 
 
-@given(
-    st.lists(st.integers(-20, 20), min_size=5, max_size=30),
-    st.lists(st.integers(-20, 20), min_size=5, max_size=30),
-    st.integers(1, 9),
-)
-def test_shared_percentiles_are_those_of_draws_repeated_by_their_shares(first, second, tenths):
-    """The twin repeats each draw so often that the sets have their shares of all repeated draws."""
-    sets = [np.array(first, float), np.array(second, float)]
-    shares = [tenths / 10, 1 - tenths / 10]
-    found = compute_shared_percentiles(sets, shares, 0.8)
-    repeated = np.sort(np.concatenate([
-        np.repeat(sets[0], tenths * len(second)), np.repeat(sets[1], (10 - tenths) * len(first))
-    ]))  # fmt: skip
-    for end, share in ((found.low, 0.1), (found.high, 0.9)):
-        # shares of draws fall between two repeated draws, so neighbours of the rank are right too
-        at = share * len(repeated)
-        near = repeated[
-            [max(int(np.floor(at - 1e-6)) - 1, 0), min(int(np.ceil(at + 1e-6)), len(repeated) - 1)]
-        ]
-        assert near.min() <= end <= near.max()
+def test_a_form_that_does_not_know_the_quantity_leaves_the_interval_alone():
+    law = LAW.model_copy(
+        update={"weight": 0.5, "members": (WeightedForm(form=KAPLAN, weight=0.5),)}
+    )
+
+    def known_to_parametric(form):
+        return np.nan if isinstance(form, Kaplan) else predict_at(form)
+
+    assert law.predict_interval(known_to_parametric, 1e12, 2e13) == LAW.predict_interval(
+        predict_at, 1e12, 2e13
+    )
+
+
+@pytest.mark.parametrize(("as_good", "contained"), [(True, True), (None, True), (False, False)])
+def test_an_interval_contains_each_form_that_is_not_known_to_be_worse(as_good, contained):
+    far = FORM.with_constants({"E": 0.9})
+    other = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
+    law = LAW.model_copy(update={
+        "compared": (Compared(form=other, objective=1.0, held_out_error=0.1, as_good=as_good),)
+    })  # fmt: skip
+
+    def predict(form):
+        return predict_at(far if isinstance(form, Kaplan) else form)
+
+    assert law.predict_interval(predict, 1e12, 2e13).contains(predict_at(far)) == contained
+
+
+def test_an_interval_contains_the_prediction_of_each_form_with_a_share():
+    law = LAW.model_copy(
+        update={"weight": 0.98, "members": (WeightedForm(form=KAPLAN, weight=0.02),)}
+    )
+    assert law.predict_interval(predict_at, 1e12, 2e13).contains(predict_at(KAPLAN))
+
+
+def test_an_interval_is_wider_farther_from_the_runs():
+    spans = [FittedRange(least=1.0, greatest=greatest) for greatest in (1e9, 2e10, 1.2e20, 1e3)]
+    law = LAW.model_copy(update={
+        "ranges": Ranges(
+            parameters=spans[0], tokens=spans[1], flops=spans[2], tokens_per_parameter=spans[3]
+        ),
+        "spread": Spread(noise=0.01, scale=2.0, distance=1.0, runs=9),
+    })  # fmt: skip
+
+    def measure_width(parameters, tokens):
+        found = law.predict_interval(lambda form: 2.0, parameters, tokens)
+        return np.log(found.high / found.low)
+
+    assert measure_width(1e8, 1e9) == measure_width(1e9, 2e10)
+    excess = 1 + 3 * np.log(100)  # the compute is 100 times, of runs that show twice the errors
+    assert measure_width(1e10, 2e11) == pytest.approx(
+        measure_width(1e9, 2e10) * np.sqrt(excess / 4)
+    )

@@ -216,3 +216,43 @@ def test_published_tables_are_known_by_their_headers(
 def test_chinchillas_tokens_follow_from_its_flops() -> None:
     runs = read_table(str(PUBLISHED / "chinchilla_extracted.csv"))
     assert runs.tokens == pytest.approx(runs.flops / (6 * runs.parameters))
+
+
+CURVES = "run,params,tokens,loss\n" + "".join(
+    f"{run},{10 + run}M,{tokens}B,{4 - run / 10 - tokens / 10}\n"
+    for run in range(7)
+    for tokens in (1, 2, 4)
+)
+
+
+def test_points_along_a_run_are_left_out_and_said_unless_the_table_calls_them_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_text(CURVES)
+    runs = read_table(str(path))
+    assert runs.tokens[runs.state == "end"].tolist() == [4e9] * 7
+    assert set(runs.state[runs.tokens < 4e9]) == {"along"}
+    (line,) = caplog.messages
+    assert "14 of 21 rows are earlier points of a run" in line and "left out" in line
+    caplog.clear()
+    head, *rows = CURVES.splitlines()
+    path.write_text("\n".join([f"{head},state", *(f"{row},end" for row in rows)]))
+    assert set(read_table(str(path)).state) == {"end"}
+    assert not caplog.messages
+
+
+def test_points_along_a_few_runs_are_kept_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text("\n".join(CURVES.splitlines()[:10]))
+    assert set(read_table(str(path)).state) == {"end"}
+    assert "count as ends" in caplog.text and "only 3 rows" in caplog.text
+
+
+def test_a_table_of_ends_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "ends.csv"
+    path.write_text("run,params,tokens,loss\na,1e7,1e9,3\nb,1e7,2e9,2.9\n")
+    assert set(read_table(str(path)).state) == {"end"}
+    assert not caplog.messages

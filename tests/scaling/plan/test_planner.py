@@ -209,8 +209,10 @@ def make_drawn_law() -> Law:
 def test_intervals_are_of_the_draws() -> None:
     plan = planned(make_drawn_law(), flops=1e21)
     assert plan.loss_interval is not None
-    assert plan.loss_interval.low == pytest.approx(plan.loss - 0.0475)
-    assert plan.loss_interval.high == pytest.approx(plan.loss + 0.0475)
+    # The middle 68% of the draws are .0341 to either side. 2.776 is Student's quantile with 4
+    # degrees of freedom, as no larger runs taught the scale.
+    assert plan.loss_interval.low == pytest.approx(plan.loss - 2.776 * 0.0341, rel=2e-3)
+    assert plan.loss_interval.high == pytest.approx(plan.loss + 2.776 * 0.0341, rel=2e-3)
     # E does not move the optimum.
     best = plan.size.parameters_interval
     assert best is not None and best.low == pytest.approx(best.high)

@@ -12,11 +12,8 @@ from trainrig.scaling.fit.law_summary import describe_law, find_grave_warnings
 from trainrig.scaling.laws.law_forms import Form, Kaplan, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap
-from trainrig.scaling.regression.form_choice import (
-    Foretold,
-    HoldOut,
-    LawForms,
-)
+from trainrig.scaling.regression.foretelling import CutForecast, Foretold, HeldOutSplit, HoldOut
+from trainrig.scaling.regression.form_choice import LawForms
 
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 CHINCHILLA = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.30)
@@ -60,16 +57,26 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
     )
 
 
+def make_forecast(errors: np.ndarray, trials: str) -> CutForecast:
+    """Return predictions that are above the measured losses by the share `errors`."""
+    measured = RunsTable.of(parameters=1e9, tokens=1e10, loss=[2.0] * len(errors), trial=[*trials])
+    known = np.ones(0, dtype=bool)
+    return CutForecast(
+        HeldOutSplit(measured, measured, known, known, ""), np.ones(0), 2.0 * (1 + errors), 0.0
+    )
+
+
 def test_the_simplest_form_within_one_standard_error_is_chosen() -> None:
     """At the better form's mean error of .0100 over two cuts, the standard error is .0008."""
-    trials = dict.fromkeys((0, 1), np.array(list("abcd")))
 
     def choose(parametric: float, kaplan: float, names: str = "abcd") -> LawForms:
         offsets = np.array([-0.004, -0.002, 0.002, 0.004])
         foretold = {
             kind: Foretold(
-                {0: error + offsets, 1: error - offsets / 8},
-                trials if names == "abcd" else dict.fromkeys((0, 1), np.array(list(names))),
+                {
+                    cut: make_forecast(error + scatter, names)
+                    for cut, scatter in enumerate((offsets, -offsets / 8))
+                }
             )
             for kind, error in (("Parametric", parametric), ("Kaplan", kaplan))
         }
@@ -80,6 +87,26 @@ def test_the_simplest_form_within_one_standard_error_is_chosen() -> None:
     assert "1.07% over 2 cuts of the runs, is within one standard error" in close.why
     assert choose(0.012, 0.010).chosen == "Kaplan"
     assert choose(0.03, 0.010, "aabb").chosen == "Parametric"  # two training runs
+
+
+def test_a_worse_form_has_a_smaller_share_the_more_runs_were_foretold() -> None:
+    def compute_share(count: int) -> float:
+        names = [f"{run}" for run in range(count)]
+        foretold = {}
+        for kind, error in (("Parametric", 0.01), ("Kaplan", 0.02)):
+            errors = np.full(count, error)
+            forecast = make_forecast(errors, "a" * count)
+            split = forecast.split
+            measured = RunsTable.of(
+                parameters=1e9, tokens=1e10, loss=split.largest.loss, trial=names
+            )
+            split = HeldOutSplit(measured, measured, split.held, split.below, "")
+            foretold[kind] = Foretold({0: CutForecast(split, np.ones(0), forecast.predicted, 0.0)})
+        forms = LawForms(None, {"Parametric": None, "Kaplan": None}, foretold, {})
+        return forms.weights["Kaplan"]
+
+    assert compute_share(8) == pytest.approx(1 / 5)  # 1 / error^2
+    assert compute_share(16) == pytest.approx(1 / 17)  # 1 / error^4
 
 
 @pytest.mark.slow

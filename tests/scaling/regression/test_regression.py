@@ -9,7 +9,7 @@ from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.laws.law_forms import DataConstrained, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.form_choice import HoldOut
+from trainrig.scaling.regression.foretelling import HoldOut
 from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.regression import EVERY, Progress
 

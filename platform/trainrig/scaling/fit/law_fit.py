@@ -33,6 +33,7 @@ from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tab
 from trainrig.scaling.regression import form_choice
 from trainrig.scaling.regression.approaches import fit_approaches, fit_frontier_laws
 from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.regression.foretelling import HoldOut, split_held_out
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
 from trainrig.scaling.regression.minimise import Huber, Loss
 from trainrig.scaling.regression.profile_likelihood import Profile, compute_profiles, with_profiles
@@ -57,7 +58,7 @@ class LawFit(Settings):
     tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
     # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
     # default a law that cannot be fitted without them is not evaluated.
-    hold_out: form_choice.HoldOut = form_choice.HoldOut()
+    hold_out: HoldOut = HoldOut()
     bootstrap: Bootstrap = Bootstrap()
     isoflop: IsoFlop = IsoFlop()
     envelope: Envelope = Envelope()
@@ -123,6 +124,8 @@ def fit_law(
         else {}
     )
     members = tuple(_draw_members(forms, settings, reporter))
+    reporter.stage("errors on larger runs")
+    spread = forms.learn_spread(forms.noises)
     reporter.stage("profiles")
     profiled = compute_profiles(fit, quantities, settings.bootstrap.level, reporter.count)
     estimates = with_profiles(_estimate_quantities(draws, quantities), profiled)
@@ -137,6 +140,7 @@ def fit_law(
         draws=draws.forms,
         weight=1.0 - sum(member.weight for member in members),
         members=members,
+        spread=spread,
         estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
@@ -180,17 +184,15 @@ def _judge_form(
     """Return the errors of the chosen form on held-out runs, or None and why if unexpected."""
     if not settings.hold_out.share:
         return None, ""
-    halves = form_choice.split_held_out(runs, settings.hold_out)
-    reporter.stage("fitting without the held-out runs")
+    reporter.stage("predicting the held-out runs")
+    split = split_held_out(runs, settings.hold_out)
     try:
-        rest = form_choice.fit_rest(halves, forms, settings.loss)
+        return form_choice.judge(forms, split, settings.hold_out, settings.bootstrap), ""
     except form_choice.NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
         log.warning("the law is not evaluated on held-out runs: %s", why)
         return None, str(why)
-    reporter.stage("evaluating on the held-out runs")
-    return form_choice.judge(halves, rest, settings.bootstrap, reporter.count), ""
 
 
 def _warn_of_repeats(runs: RunsTable, kind: form_choice.Kind) -> None:

@@ -277,4 +277,4 @@ def _describe_forms(law: Law) -> Iterator[str]:
     if law.members:
         shares = [(law.weight, law.form), *((one.weight, one.form) for one in law.members)]
         words = ", ".join(f"{weight:.0%} {form.kind}" for weight, form in shares)
-        yield f"  predicted losses are {words}, in proportion to 1 / error^2 on larger runs"
+        yield f"  predicted losses are the median of {words}, by their errors on larger runs"

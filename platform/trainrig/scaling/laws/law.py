@@ -11,6 +11,13 @@ from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
+from trainrig.scaling.laws.stacking import (
+    FormPrediction,
+    Spread,
+    Stack,
+    measure_distance,
+    stack_members,
+)
 from trainrig.storage.missing_folders import describe_origin
 
 LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
@@ -65,6 +72,11 @@ class Ranges(Settings):
     tokens: FittedRange
     flops: FittedRange  # 6ND
     tokens_per_parameter: FittedRange
+
+    def measure_distance(self, parameters: Array | float, tokens: Array | float) -> Array:
+        """Measure the log distance of runs from the fitted ones, as in `stacking.py`."""
+        greatest = (self.parameters.greatest, self.tokens.greatest, self.flops.greatest)
+        return measure_distance(parameters, tokens, greatest)
 
 
 class LeftOut(Settings):
@@ -190,9 +202,11 @@ class Law(Settings):
     # Bootstrap draws of `form`, from which all intervals of its constants are computed.
     draws: tuple[Form, ...] = ()
     weight: float = Field(1.0, gt=0, le=1)  # share of `form` in predictions of the loss
-    # The other forms in predictions of the loss. A share is in proportion to 1 / error^2, where the
-    # error is the mean one on larger runs.
+    # The other forms in predictions of the loss. The share of a form falls with its mean error on
+    # larger runs.
     members: tuple[WeightedForm, ...] = ()
+    # How far measured losses lie from predictions; an older law says nothing of it.
+    spread: Spread = Spread()
     # Keys are the constants, and `parameters_exponent` where the form determines it.
     estimates: Mapping[str, IntervalEstimate] = Field({})
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
@@ -240,45 +254,60 @@ class Law(Settings):
             other.form for other in self.compared if other.as_good and other.form.kind not in kinds
         )
 
+    @property
+    def undecided(self) -> tuple[Form, ...]:
+        """The other forms that larger runs did not show to be worse than the law's.
+
+        They include forms that were never compared because there were no larger runs.
+        """
+        return tuple(
+            other.form
+            for other in self.compared
+            if other.as_good is not False and other.form.kind != self.form.kind
+        )
+
     def combine(self, quantity: Callable[[Form], float]) -> float:
-        """Compute `quantity` by all forms, each with its share.
+        """Compute `quantity`, a loss, by all forms: their median, each with its share.
 
         A form for which it is not a number, because the form does not know it, has no share.
         """
-        found = [(self.weight, float(quantity(self.form)))]
-        found += [(member.weight, float(quantity(member.form))) for member in self.members]
-        known = [(weight, value) for weight, value in found if not np.isnan(value)]
-        if len(known) < 2:
-            return found[0][1]
-        return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
+        return float(self._stack(quantity, drawn=False).loss[0])
 
-    def compute_wide_interval(
-        self, quantity: Callable[[Form], float], level: float = 0.95
+    def predict_interval(
+        self,
+        quantity: Callable[[Form], float],
+        parameters: float,
+        tokens: float,
+        level: float = 0.95,
     ) -> Interval | None:
-        """Compute the interval of `quantity` over the draws of all forms, each with its share.
+        """Compute the interval of the loss of a single run, or None if `no_interval`.
 
-        The interval contains the prediction of each form. Forms that predict equally well may
-        differ far beyond the runs. Their disagreement is doubt that the draws of one form do not
-        show.
+        `quantity` is the loss by a form of the run with `parameters` and `tokens`. The interval
+        allows for the draws of all forms, for the noise of a run, and for the errors on larger runs
+        that the law's own runs showed. It contains the prediction of each form that has a share or
+        is not known to be worse.
         """
         if self.no_interval:
             return None
-        drawn = [(self.weight, self.draws)]
-        known = [
-            member
-            for member in self.members
-            if member.draws and not np.isnan(quantity(member.form))
+        far = self.ranges.measure_distance(parameters, tokens) if self.ranges else np.zeros(())
+        stack = self._stack(quantity, drawn=True)
+        return build_interval(stack, 0, self.spread, float(far), level)
+
+    def _stack(self, quantity: Callable[[Form], float], drawn: bool) -> Stack:
+        """Combine `quantity` by all forms that know it; without `drawn`, its spread is unknown."""
+        forms = [(self.weight, self.form, self.draws)]
+        forms += [(member.weight, member.form, member.draws) for member in self.members]
+        members = [
+            FormPrediction(
+                share,
+                np.array([float(quantity(form))]),
+                np.array([float(quantity(draw)) for draw in draws if drawn]).reshape(-1, 1),
+            )
+            for share, form, draws in forms
         ]
-        drawn += [(member.weight, member.draws) for member in known]
-        values = [np.array([float(quantity(form)) for form in draws]) for _, draws in drawn]
-        interval = compute_shared_percentiles(values, [share for share, _ in drawn], level)
-        others = (*self.rivals, *(member.form for member in self.members))
-        forms = (self.form, *others) if others else ()
-        said = [float(quantity(form)) for form in forms]
-        points = [
-            Interval(low=value, high=value, level=level) for value in said if not np.isnan(value)
-        ]
-        return join_intervals([interval, *points])
+        known = [member for member in members if not np.isnan(member.predicted[0])]
+        others = [np.array([float(quantity(form))]) for form in self.undecided if drawn]
+        return stack_members(known or members[:1], others)
 
 
 def refuse_draws(good: int, failed: int) -> str:
@@ -304,27 +333,19 @@ def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high), level=level)
 
 
-def compute_shared_percentiles(
-    drawn: Sequence[Array], shares: Sequence[float], level: float = 0.95
+def build_interval(
+    stack: Stack, row: int, spread: Spread, distance: float, level: float
 ) -> Interval:
-    """Compute the interval of the middle `level` of several sets of draws, each with its share."""
-    if len(drawn) == 1:
-        return compute_percentiles(drawn[0], level)
-    values = np.concatenate(drawn)
-    values = np.where(np.isnan(values), np.inf, values)
-    weights = np.concatenate(
-        [
-            np.full(len(draws), share / len(draws))
-            for draws, share in zip(drawn, shares, strict=True)
-        ]
-    )
-    order = np.argsort(values, kind="stable")
-    below = np.cumsum(weights[order])
-    ends = [
-        values[order][min(np.searchsorted(below, share * below[-1]), len(values) - 1)]
-        for share in ((1 - level) / 2, (1 + level) / 2)
-    ]
-    return Interval(low=float(ends[0]), high=float(ends[1]), level=level)
+    """Build the interval of the measured loss of one row at `distance` from the fitted runs.
+
+    It is symmetric in log loss, unless it has to be extended to contain the prediction of a form.
+    """
+    half = spread.compute_half_width(float(stack.deviation[row]), distance, level)
+    with np.errstate(over="ignore"):  # an end that is too far to be a number is open
+        factor = float(np.exp(half))
+    loss = float(stack.loss[row])
+    low = min(loss / factor, float(stack.lowest[row]))
+    return Interval(low=low, high=max(loss * factor, float(stack.highest[row])), level=level)
 
 
 def join_intervals(intervals: Sequence[Interval | None]) -> Interval:

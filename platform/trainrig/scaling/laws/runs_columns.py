@@ -40,6 +40,7 @@ SYNONYMS = {
     ),
     "recipe": ("dataset", "corpus"),
     "unique_tokens": ("unique",),
+    "trial": ("run", "run_name", "run_id"),
 }
 # Headers of losses in other units than nats per token.
 OTHER_UNITS = {

@@ -7,8 +7,9 @@ follows where it is not given, and which loss is reported.
 
 import csv
 import io
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from trainrig.scaling.laws import runs_columns, runs_table
 from trainrig.storage.missing_folders import describe_origin
 
 TEXT_SUFFIXES = (".csv", ".tsv")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,40 @@ def _read_named(
             raise DataError(f"{table.path}: {why}") from None
     if "tokens" not in given:
         given["tokens"] = given["flops"] / (6 * given["parameters"])
-    return runs_table.RunsTable.of(**given, counts="total" if total else "non-embedding")
+    runs = runs_table.RunsTable.of(**given, counts="total" if total else "non-embedding")
+    return runs if "state" in found else _mark_intermediate(table, runs)
+
+
+LEAST_ENDS = 6  # with fewer ends of training runs, no form can be fitted
+
+
+def _mark_intermediate(table: Csv, runs: runs_table.RunsTable) -> runs_table.RunsTable:
+    """Return `runs` with the rows before the last one of each training run marked as such.
+
+    They were measured before the learning rate had decayed, so their losses are higher than that of
+    a run that ends there. If too few ends would be left, all rows count as ends. Either way, a
+    warning says so.
+    """
+    _, trial = np.unique(runs.trial, return_inverse=True)
+    last = np.zeros(len(np.unique(trial)))
+    np.maximum.at(last, trial, runs.tokens)
+    along = runs.tokens < last[trial]
+    if not along.any():
+        return runs
+    some = f"{table.path}: {int(along.sum())} of {len(runs)} rows are earlier points of a run"
+    if (~along).sum() < LEAST_ENDS:
+        log.warning(
+            "%s. They count as ends of runs whose learning rate had decayed, because only %d rows "
+            "would be left. If it had not decayed, add runs",
+            *(some, int((~along).sum())),
+        )
+        return runs
+    log.warning(
+        "%s, before its learning rate had decayed. They are left out of the fit; if it had decayed "
+        "at each row, add a column state with the word end",
+        some,
+    )
+    return replace(runs, state=np.where(along, "along", runs.state))
 
 
 def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ class LossPrediction(Settings):
     tokens_per_parameter: float
     flops_6nd: float
     loss: float  # nats per token at the end of a run whose learning rate has decayed
-    loss_interval: Interval | None  # interval of the law's loss, without the noise of a single run
+    loss_interval: Interval | None  # interval of the loss of a single run
     no_interval: str  # the reason if there is no interval
     loss_if_new: float | None  # loss if no token were seen twice
     # predictions for the law's tasks, with compute counted as 6ND
@@ -74,7 +74,7 @@ def predict_loss(
             return math.nan
         return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
 
-    found = law.compute_wide_interval(predict)
+    found = law.predict_interval(predict, parameters, tokens)
     expected = law.combine(predict)
     return LossPrediction(
         law=law.name,
@@ -113,9 +113,7 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
     """Yield the lines that describe a prediction, the loss first."""
     uncertainty = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
-        uncertainty = (
-            f" {found.loss_interval}, {found.loss_interval.level:.0%} by the draws of the law"
-        )
+        uncertainty = f" {found.loss_interval}, {found.loss_interval.level:.0%} for a single run"
     yield f"loss {format_loss(found.loss)} nats per token{uncertainty}"
     yield (
         f"  {format_count(found.parameters)} parameters ({found.parameters_count}), "

@@ -115,7 +115,9 @@ def _make_plan_at(
         asked=request.target[1],
         size=_build_size(law, request, wanted, found, tokens, flops),
         loss=loss,
-        loss_interval=law.compute_wide_interval(_make_loss_quantity(request, counted, tokens)),
+        loss_interval=law.predict_interval(
+            _make_loss_quantity(request, counted, tokens), counted, tokens
+        ),
         no_interval=law.no_interval,
         curve=_predict_curve(law, request, counted, tokens),
         objective=law.objective,
@@ -380,7 +382,7 @@ def _predict_curve(
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
         quantity = _make_loss_quantity(request, parameters, float(seen))
-        interval = law.compute_wide_interval(quantity)
+        interval = law.predict_interval(quantity, parameters, float(seen))
         points.append(
             PredictedLoss(
                 tokens=float(seen),

@@ -30,6 +30,7 @@ from trainrig.scaling.regression.regression import (
 )
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
+OF_TOKENS = np.array([B, BETA, R_D])  # coordinates that the term of the tokens depends on
 BASE = 5  # number of coordinates of the base law, which come first
 
 
@@ -116,15 +117,16 @@ class DataConstrainedCurve:
 
         slope_log_n = usable.slope * (1 + of_n.v)[..., None]  # slope of ln N'
         slope_log_n[..., R_N] += of_n.rho
-        slopes = np.zeros((3, *shares.shape[1:], 7))
-        slopes[0] = -alpha[..., None] * slope_log_n
-        slopes[0, ..., A] += 1
-        slopes[0, ..., ALPHA] -= size[0]
-        slopes[1, ..., B] = 1
-        slopes[1, ..., BETA] = -size[1]
-        slopes[1, ..., R_D] = -beta * of_d.rho
-        slopes[2, ..., E] = 1
-        slope = np.einsum("jkr,jkrp->krp", shares, slopes)
+        # The slopes of the three terms, without their coordinates of slope 0.
+        of_size = -alpha[..., None] * slope_log_n
+        of_size[..., A] += 1
+        of_size[..., ALPHA] -= size[0]
+        of_tokens = np.stack(
+            np.broadcast_arrays(np.ones_like(size[1]), -size[1], -beta * of_d.rho), axis=-1
+        )
+        slope = shares[0][..., None] * of_size
+        slope[..., OF_TOKENS] += shares[1][..., None] * of_tokens
+        slope[..., E] = shares[2]
 
         def bend(c: Array) -> Array:
             """Return the second derivatives of f, weighted by c and summed over rows.
@@ -132,8 +134,11 @@ class DataConstrainedCurve:
             f'' = sum_j s_j (t_j'' + t_j' t_j'^T) - f' f'^T.
             """
             weight = c * shares  # [3, K, R]
-            sides = np.swapaxes(slopes, -1, -2) * weight[..., None, :] @ slopes
-            bent: Array = sides.sum(0) - np.swapaxes(slope, 1, 2) * c[:, None] @ slope
+            bent: Array = np.swapaxes(of_size, 1, 2) * weight[0][:, None] @ of_size
+            sides = np.swapaxes(of_tokens, 1, 2) * weight[1][:, None] @ of_tokens
+            bent[:, OF_TOKENS[:, None], OF_TOKENS] += sides
+            bent[:, E, E] += weight[2].sum(1)
+            bent -= np.swapaxes(slope, 1, 2) * c[:, None] @ slope
             cross = -(weight[0][:, None] @ slope_log_n)[:, 0]
             bent[:, ALPHA] += cross
             bent[:, :, ALPHA] += cross
@@ -208,7 +213,7 @@ class DataConstrainedFit(Settings):
     base: Parametric | None = None  # None: fitted together with r_d and r_n
     loss: Loss = Huber()
     # Starting values of r_d and of r_n.
-    repeats: Shares = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+    repeats: Shares = (1.0, 4.0, 16.0, 64.0)
     # looser than the default: the minimum is a long valley if repeats lose no value
     search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
 

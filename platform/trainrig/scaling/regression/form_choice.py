@@ -1,12 +1,9 @@
-"""Choice of the form of a scaling law by how well it foretells larger runs.
+"""Choice of the forms of a scaling law by how well they foretell larger runs.
 
-The form is chosen by rolling origin: at several cuts of the runs, each form is fitted to the runs
-below and predicts those above. The law is then tested as it is used: the largest runs are held out
-and the form is fitted to the rest.
-Each held-out run is compared with its prediction and with the prediction's interval. The interval
-comes from the predictions of the bootstrap draws, each with noise drawn from the fit's residuals.
-
-Shapes: R rows, H held-out rows, K draws.
+At several cuts, each form is fitted to the smaller runs and predicts the larger ones
+(`foretelling.py`). The errors decide the form of the law, the share of each form in predictions of
+the loss, and how far a measured loss may lie from a prediction. The law is then tested as it is
+used: the largest runs are held out, and all of this is done with the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,147 +11,36 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws import law
-from trainrig.scaling.laws.law_forms import Array, Form
-from trainrig.scaling.laws.runs_table import Floats, RunsTable, Texts
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.laws.stacking import (
+    FormPrediction,
+    Outcome,
+    Spread,
+    learn_spread,
+    stack_members,
+)
 from trainrig.scaling.regression import form_fits
-from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.regression.bootstrap import Bootstrap
 from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
+from trainrig.scaling.regression.foretelling import (
+    CutForecast,
+    Foretold,
+    HeldOutSplit,
+    HoldOut,
+    compute_noise,
+    draw_forecast,
+    foretell,
+    list_cuts,
+)
 from trainrig.scaling.regression.minimise import Loss
 from trainrig.scaling.regression.ray_fit import describe_assumption, fit_ray
-from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, ignore_progress
+from trainrig.scaling.regression.regression import FINEST, Fit
 
-Mask = NDArray[np.bool_]
 FitForm = Callable[[RunsTable], Fit[Any]]
-JUDGED = 200  # most bootstrap draws of the fit that the law is evaluated by
-TIED = 1.02  # runs within this factor of the threshold are held out, too
-
-
-class HoldOut(Settings):
-    """Settings that select the held-out runs. The law itself is fitted to all runs."""
-
-    # Quantity by which the largest runs are held out.
-    by: Literal["flops", "parameters", "tokens"] = "flops"
-    # Share of the runs to hold out; 0: none, and the law is not evaluated.
-    share: float = Field(0.1, ge=0, lt=1)
-
-
-@dataclass(frozen=True)
-class HeldOutSplit:
-    """Table of runs split into held-out runs and the rest, with a description of the rule."""
-
-    rest: RunsTable
-    largest: RunsTable
-    held: Mask  # [R] whether each row is held out
-    rule: str
-
-
-def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
-    """Split `runs` into the largest `share`, including ties, and the rest.
-
-    Raises DataError if no run or all runs would be held out.
-    """
-    values: Floats = runs.flops_6nd if rules.by == "flops" else getattr(runs, rules.by)
-    count = int(np.ceil(rules.share * len(runs)))
-    threshold = np.sort(values)[-count] if count else np.inf
-    held: Mask = values >= threshold / TIED
-    if not held.any() or held.all():
-        raise DataError(
-            f"{int(held.sum())} of {len(runs)} runs would be held out as the largest by "
-            f"{rules.by}; choose a share that holds out some runs and leaves some with less "
-            f"{rules.by}"
-        )
-    many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
-    rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
-    return HeldOutSplit(runs.select(~held), runs.select(held), held, rule)
-
-
-@dataclass(frozen=True)
-class WeightedFit:
-    """Fit of a form, with the share of the form in predictions."""
-
-    fit: Fit[Any]
-    weight: float
-
-
-def judge(
-    halves: HeldOutSplit,
-    fits: Sequence[WeightedFit],
-    rules: Bootstrap,
-    report: ReportProgress = ignore_progress,
-) -> law.HeldOutErrors:
-    """Compare the held-out runs with the predictions of `fits`, which were fitted to the rest.
-
-    The first fit is that of the law's own form. At most JUDGED draws of each are fitted: the ends
-    of a held-out run's interval need fewer digits than those of the law.
-    """
-    largest = halves.largest
-    by_form = np.stack([predict(weighted.fit.form, largest) for weighted in fits])
-    shares = [weighted.weight for weighted in fits]
-    predicted = np.average(by_form, axis=0, weights=shares)
-    rules = rules.model_copy(update={"draws": min(rules.draws, JUDGED)})
-    draws = [bootstrap_form(weighted.fit, rules, report) for weighted in fits]
-    refusals = [law.refuse_draws(len(drawn.draws.good), drawn.draws.failed) for drawn in draws]
-    refused = refusals[0]
-    drawn = [
-        (share, draw_predictions(one, largest, rules.seed))
-        for share, one, why in zip(shares, draws, refusals, strict=True)
-        if not why
-    ]
-
-    def compute_interval(row: int) -> law.Interval | None:
-        if refused:
-            return None
-        of_row = [one[:, row] for _, one in drawn]
-        of_draws = law.compute_shared_percentiles(
-            of_row, [share for share, _ in drawn], rules.level
-        )
-        points = [law.Interval(low=v, high=v, level=rules.level) for v in by_form[:, row].tolist()]
-        return law.join_intervals([of_draws, *points])
-
-    rows = tuple(
-        law.HeldOutRow(
-            name=str(largest.name[i]),
-            parameters=float(largest.parameters[i]),
-            tokens=float(largest.tokens[i]),
-            loss=float(largest.loss[i]),
-            predicted=float(predicted[i]),
-            interval=compute_interval(i),
-        )
-        for i in range(len(largest))
-    )
-    errors = np.abs(predicted / largest.loss - 1)
-    return law.HeldOutErrors(
-        rule=halves.rule,
-        rows=rows,
-        mean_absolute_error=float(errors.mean()),
-        worst_absolute_error=float(errors.max()),
-        law_of_the_rest=fits[0].fit.form,
-        no_interval=refused,
-    )
-
-
-def predict(form: Form, runs: RunsTable) -> Array:
-    """Predict the loss [R] of each run by `form`, with repeated tokens where they are known."""
-    unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-    return form.compute_loss(runs.parameters, runs.tokens, unique)
-
-
-def draw_predictions(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
-    """Predict `runs` by each draw [K, H], with noise drawn from the fit's residuals.
-
-    Residuals are smaller than the noise because the constants adapt to it, so they are scaled up by
-    the lost degrees of freedom.
-    """
-    residuals = draws.fit.residuals
-    freed = len(residuals) / max(len(residuals) - len(draws.fit.theta), 1)
-    rng = np.random.default_rng(seed)
-    clean = np.stack([predict(form, runs) for form in draws.forms])
-    return np.asarray(clean * np.exp(rng.choice(residuals * np.sqrt(freed), clean.shape)))
+JUDGED = 64  # most bootstrap draws of each form that the law is evaluated by
 
 
 def compute_criterion(fit: Fit[Any]) -> float:
@@ -170,10 +56,12 @@ def compute_criterion(fit: Fit[Any]) -> float:
 
 EPOCHS = 4  # tokens repeated more often are worth visibly less than new ones (arXiv:2305.16264)
 LEAST_SHARE = 0.02  # a smaller share of a form in predictions changes nothing
+LEAST_POWER = 2.0  # power of the error in a form's share, with few runs
+# Errors of neighbouring runs are alike, so this number of runs counts as one for the shares. With 4
+# and with 8, predictions of the published tables have the same errors.
+DEPENDENT = 4
 LEAST_KEPT = 3  # fewer foretold training runs give no meaningful standard error
-CUTS = 5  # cuts of the runs at which each form foretells the runs above
-FIRST_CUT = 0.5  # share of the runs below the first cut
-EVERY_START = 10  # every start of this number is searched again at a cut
+CUT_DRAWS = Bootstrap(draws=20)  # draws of the fits at each cut
 Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
 # By the number of their constants, those with an irreducible loss first.
 FORMS: tuple[Kind, ...] = ("OverTraining", "Parametric", "Kaplan", "DataConstrained")
@@ -200,35 +88,6 @@ class NotJudgedError(DataError):
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """Errors of one form on the runs above each cut, fitted to the runs below (rolling origin)."""
-
-    signed: Mapping[int, Array]  # relative errors by number of the cut, each [H]
-    trials: Mapping[int, Texts]  # training run of each error
-
-    @property
-    def errors(self) -> dict[int, Array]:
-        """The absolute relative errors by number of the cut."""
-        return {cut: np.abs(found) for cut, found in self.signed.items()}
-
-    def compute_error(self, cuts: Sequence[int]) -> float:
-        """Compute the mean over `cuts` of the mean error at each."""
-        return float(np.mean([self.errors[cut].mean() for cut in cuts]))
-
-    def compute_standard_error(self, cuts: Sequence[int]) -> float:
-        """Compute the standard error of that mean. The points of one training run count as one."""
-        names = np.concatenate([self.trials[cut] for cut in cuts])
-        parts = [
-            (self.errors[cut] - self.errors[cut].mean()) / len(self.errors[cut]) / len(cuts)
-            for cut in cuts
-        ]
-        _, cluster = np.unique(names, return_inverse=True)
-        together = np.bincount(cluster, np.concatenate(parts))
-        clusters = len(together)
-        return float(np.sqrt(together @ together * clusters / max(clusters - 1, 1)))
-
-
-@dataclass(frozen=True)
 class LawForms:
     """Fits of every form that the runs can identify, and the choice among them."""
 
@@ -242,7 +101,7 @@ class LawForms:
     @property
     def cuts(self) -> tuple[int, ...]:
         """The cuts at which every form in `foretold` was fitted."""
-        known = [set(found.errors) for found in self.foretold.values()]
+        known = [set(found.cuts) for found in self.foretold.values()]
         return tuple(sorted(set.intersection(*known))) if known else ()
 
     @property
@@ -268,14 +127,17 @@ class LawForms:
     def weights(self) -> dict[Kind, float]:
         """The share of each form in predictions of the loss, the chosen form first.
 
-        A share is in proportion to 1 / error^2, where the error is that on larger runs (Bates and
-        Granger 1969, "The combination of forecasts"). Shares below LEAST_SHARE are left out. A form
-        that was asked for, or that could not be compared, has the whole share.
+        A share is in proportion to error^-p, where the error is that on larger runs. With few runs,
+        p is 2 (Bates and Granger 1969, "The combination of forecasts"). It grows with the number of
+        foretold training runs, as the likelihood of Laplace noise does. Shares below LEAST_SHARE
+        are left out. A form that was asked for, or that could not be compared, has the whole share.
         """
         if self.asked or self.best is None or self._count_foretold() < LEAST_KEPT:
             return {self.chosen: 1.0}
+        power = max(LEAST_POWER, self._count_foretold() / DEPENDENT)
+        least = max(self._compute_error(self.best), FINEST)
         shares = {
-            kind: max(self._compute_error(kind), FINEST) ** -2
+            kind: (max(self._compute_error(kind), FINEST) / least) ** -power
             for kind in (self.chosen, *(kind for kind in self.foretold if kind != self.chosen))
         }
         whole = sum(shares.values())
@@ -327,12 +189,55 @@ class LawForms:
 
     def _count_foretold(self) -> int:
         """Return the number of training runs above the first cut."""
-        found = next(iter(self.foretold.values()))
-        return len(set(np.concatenate([found.trials[cut] for cut in self.cuts]).tolist()))
+        return len(next(iter(self.foretold.values())).list_trials(self.cuts))
+
+    @property
+    def undecided(self) -> tuple[Kind, ...]:
+        """The other forms that larger runs did not show to be worse than the best."""
+        others = (kind for kind in self.fits if kind != self.chosen)
+        return tuple(
+            kind
+            for kind in others
+            if not (kind in self.foretold and self.cuts) or self._is_as_good(kind)
+        )
 
     def _is_as_good(self, kind: Kind) -> bool:
         assert self.best is not None  # the callers check that runs are held out
         return self._compute_error(kind) <= self._compute_error(self.best) + self._standard_error
+
+    def learn_spread(self, noises: Mapping[Kind, float]) -> Spread:
+        """Learn how far measured losses lie from predictions, from the cuts.
+
+        `noises` are the standard deviations of log losses around each form. A form that was asked
+        for is judged by its own cuts, whether or not other forms could be fitted there.
+        """
+        weights = self.weights
+        noise = _combine_noises(weights, noises)
+        if not set(weights) <= set(self.foretold):
+            return Spread(noise=noise)
+        known = [set(self.foretold[kind].cuts) for kind in weights]
+        cuts = sorted(set.intersection(*known))
+        outcomes = []
+        for cut in cuts:
+            forecasts = {kind: self.foretold[kind].cuts[cut] for kind in weights}
+            outcomes.append(
+                Outcome(
+                    stack_members(_draw_members(self.fits, forecasts, weights, CUT_DRAWS)),
+                    forecasts[self.chosen].split.largest.loss,
+                    _combine_noises(
+                        weights, {kind: found.noise for kind, found in forecasts.items()}
+                    ),
+                    forecasts[self.chosen].split.distance,
+                )
+            )
+        return learn_spread(noise, outcomes, len(self.foretold[self.chosen].list_trials(cuts)))
+
+    @property
+    def noises(self) -> dict[Kind, float]:
+        """The standard deviation of log losses around the fit of each form to all runs."""
+        return {
+            kind: compute_noise(fit.residuals, len(fit.theta)) for kind, fit in self.fits.items()
+        }
 
     def compare_forms(self) -> tuple[law.Compared, ...]:
         """Return the results of all fitted forms, the chosen form first."""
@@ -365,6 +270,7 @@ def fit_forms(
     is called with the name of each stage.
     """
     first = asked or STANDARD
+    cuts = list_cuts(runs, rules)
     fits: dict[Kind, Fit[Any]] = {}
     foretold: dict[Kind, Foretold] = {}
     refused: dict[Kind, DataError] = {}
@@ -378,7 +284,7 @@ def fit_forms(
             refused[kind] = why
             continue
         report(f"foretelling larger runs by {kind}")
-        if rules.share and (found := foretell(fits[kind], rules)).signed:
+        if (found := foretell(fits[kind], cuts)).cuts:
             foretold[kind] = found
     assumed = ""
     if not fits:
@@ -389,41 +295,6 @@ def fit_forms(
         assumed = describe_assumption(runs)
     reasons = {kind: str(why) for kind, why in refused.items()}
     return LawForms(asked, fits, foretold, reasons, assumed, held_out=rules.share > 0)
-
-
-def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
-    """Fit the form of `fit` below each of CUTS cuts, and compare the runs above with it.
-
-    The cuts lie evenly from half of the runs to all but the held-out share. A cut below which the
-    runs do not identify the form is left out. Only the search starts from the fit to all runs: the
-    constants at a cut are those of the runs below it.
-    """
-    last = 1 - rules.share
-    shares = np.linspace(FIRST_CUT, last, CUTS).tolist() if last > FIRST_CUT else [last]
-    halves = {cut: found for cut, share in enumerate(shares) if (found := _cut(fit, rules, share))}
-    if not halves:
-        return Foretold({}, {})
-    starts = np.concatenate([fit.theta[None], fit.rivals, fit.regression.starts[::EVERY_START]])
-    below = np.stack([~found.held for found in halves.values()])
-    signed: dict[int, Array] = {}
-    for (cut, found), theta in zip(
-        halves.items(), fit.regression.refit_subsets(starts, below), strict=True
-    ):
-        if not np.isnan(theta).any():
-            predicted = predict(fit.regression.forms(theta), found.largest)
-            signed[cut] = predicted / found.largest.loss - 1
-    return Foretold(signed, {cut: halves[cut].largest.trial for cut in signed})
-
-
-def _cut(fit: Fit[Any], rules: HoldOut, share: float) -> HeldOutSplit | None:
-    """Split the runs of `fit`, or return None if those below do not identify its form."""
-    above = rules.model_copy(update={"share": 1 - share})
-    try:
-        halves = split_held_out(fit.regression.runs, above)
-        fit.regression.check(halves.rest)
-    except DataError:
-        return None
-    return halves
 
 
 def list_kinds(runs: RunsTable) -> Sequence[Kind]:
@@ -439,26 +310,101 @@ def count_repeating(runs: RunsTable) -> int:
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
-def fit_rest(halves: HeldOutSplit, forms: LawForms, loss: Loss) -> list[WeightedFit]:
-    """Fit the forms of the law to the runs that are not held out, the chosen form first.
+def judge(
+    forms: LawForms, split: HeldOutSplit, rules: HoldOut, bootstrap: Bootstrap
+) -> law.HeldOutErrors:
+    """Predict the largest runs as if only the others were known, and compare.
 
-    A form that they do not determine is left out. Raises NotJudgedError if they do not determine
-    the chosen one.
+    The form, the shares and the spread are learnt again from the others, at cuts as `rules` say. At
+    most JUDGED draws of each form are fitted: the ends of a held-out run's interval need fewer
+    digits than those of the law. Raises NotJudgedError if the others do not determine the form of
+    the law.
     """
-    fits: list[WeightedFit] = []
-    for kind, weight in forms.weights.items():
-        try:
-            fit = fit_ray(halves.rest, loss) if forms.assumed else _fit(kind, halves.rest, loss)
-        except DataError as why:
-            if fits:
-                continue
-            raise NotJudgedError(
-                f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs "
-                "with --hold-out, or none with --hold-out 0"
-            ) from None
-        fits.append(WeightedFit(fit, weight))
-    return fits
+    outer = {kind: foretell(fit, {0: split}).cuts for kind, fit in forms.fits.items()}
+    forecasts = {kind: found[0] for kind, found in outer.items() if found}
+    if forms.chosen not in forecasts:
+        raise NotJudgedError(
+            f"without {split.rule}, held out to evaluate the law: "
+            f"{_describe_refusal(forms.fits[forms.chosen], split)}; hold out fewer runs with "
+            "--hold-out, or none with --hold-out 0"
+        )
+    rest = _choose_among_rest(forms, rules, split, forecasts)
+    weights = rest.weights
+    spread = rest.learn_spread({kind: found.noise for kind, found in forecasts.items()})
+    draws = bootstrap.model_copy(update={"draws": min(bootstrap.draws, JUDGED)})
+    members = _draw_members(forms.fits, forecasts, weights, draws)
+    others = [forecasts[kind].predicted for kind in rest.undecided if kind in forecasts]
+    stack = stack_members(members, others)
+    distance = split.distance.tolist()
+    good = len(members[0].drawn)
+    refused = law.refuse_draws(good, draws.draws - good)
+    rows = tuple(
+        law.HeldOutRow(
+            name=str(split.largest.name[i]),
+            parameters=float(split.largest.parameters[i]),
+            tokens=float(split.largest.tokens[i]),
+            loss=float(split.largest.loss[i]),
+            predicted=float(stack.loss[i]),
+            interval=None
+            if refused
+            else law.build_interval(stack, i, spread, distance[i], bootstrap.level),
+        )
+        for i in range(len(split.largest))
+    )
+    errors = np.abs(stack.loss / split.largest.loss - 1)
+    form = forms.fits[rest.chosen].regression.forms(forecasts[rest.chosen].theta)
+    return law.HeldOutErrors(
+        rule=split.rule,
+        rows=rows,
+        mean_absolute_error=float(errors.mean()),
+        worst_absolute_error=float(errors.max()),
+        law_of_the_rest=form.with_constants(form.constants),
+        no_interval=refused,
+    )
 
 
-def _fit(kind: Kind, runs: RunsTable, loss: Loss) -> Fit[Any]:
-    return select_fitter(kind, loss)(runs)
+def _choose_among_rest(
+    forms: LawForms,
+    rules: HoldOut,
+    split: HeldOutSplit,
+    forecasts: Mapping[Kind, CutForecast],
+) -> LawForms:
+    """Compare the forms by the runs that are not held out."""
+    cuts = {cut: inner.lift(split.below) for cut, inner in list_cuts(split.rest, rules).items()}
+    foretold = (
+        {} if forms.assumed else {kind: foretell(forms.fits[kind], cuts) for kind in forecasts}
+    )
+    return LawForms(
+        asked=forms.asked,
+        fits={kind: forms.fits[kind] for kind in forecasts},
+        foretold={kind: found for kind, found in foretold.items() if found.cuts},
+        refused=forms.refused,
+        assumed=forms.assumed,
+    )
+
+
+def _describe_refusal(fit: Fit[Any], split: HeldOutSplit) -> str:
+    try:
+        fit.regression.check(split.rest)
+    except DataError as why:
+        return str(why)
+    return f"no search for constants of {fit.form.kind} ended at a minimum"
+
+
+def _draw_members(
+    fits: Mapping[Kind, Fit[Any]],
+    forecasts: Mapping[Kind, CutForecast],
+    weights: Mapping[Kind, float],
+    rules: Bootstrap,
+) -> list[FormPrediction]:
+    return [
+        FormPrediction(
+            weight, forecasts[kind].predicted, draw_forecast(fits[kind], forecasts[kind], rules)
+        )
+        for kind, weight in weights.items()
+    ]
+
+
+def _combine_noises(weights: Mapping[Kind, float], noises: Mapping[Kind, float]) -> float:
+    """Return the root of the mean square of `noises`, with each form's share."""
+    return float(np.sqrt(sum(weight * noises[kind] ** 2 for kind, weight in weights.items())))

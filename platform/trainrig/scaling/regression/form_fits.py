@@ -267,9 +267,10 @@ def fit_overtraining(
 
     def forms(theta: law_forms.Array) -> law_forms.OverTraining:
         a, b, e, eta = np.moveaxis(theta, -1, 0)
-        return law_forms.OverTraining.model_construct(
-            E=np.exp(e), a=np.exp(a - eta * middle[0]), b=np.exp(b - eta * middle[1]), eta=eta
-        )
+        with np.errstate(over="ignore"):  # an unbounded exponent makes its factor infinite
+            return law_forms.OverTraining.model_construct(
+                E=np.exp(e), a=np.exp(a - eta * middle[0]), b=np.exp(b - eta * middle[1]), eta=eta
+            )
 
     starts = []
     for eta, floor in itertools.product(settings.exponents, settings.floors):
