@@ -283,7 +283,7 @@ def test_an_adapter_beside_experts_is_merged_and_not_exported_alone(
     base = str(tmp_path / "base")
     checkpoint.write_model(base, config, encoder.text, model.state_dict())
     ours = write_trained(base, LoRA(rank=2, targets=("feedforward.shared.*",)))
-    with pytest.raises(DataError, match=r"beside experts.*export without --adapter"):
+    with pytest.raises(DataError, match=r"model with experts.*export without --adapter"):
         export_adapter(ours, str(tmp_path / "peft"))
     export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
     assert not (tmp_path / "peft").exists()

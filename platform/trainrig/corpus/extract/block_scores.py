@@ -95,7 +95,7 @@ def replace_raw_text(tree: HTMLTree) -> None:
     for element in document.query_selector_all(_HIDDEN_RAW_TEXT).values():
         element.remove()
     for element in document.query_selector_all("script").values():
-        if "<!--" in (element.text or ""):  # it may hide the script's end tag
+        if "<!--" in (element.text or ""):  # the end tag may be hidden in it
             element.remove()
     for element in document.query_selector_all(_VISIBLE_RAW_TEXT).values():
         name = "mtext" if element.closest("math") else "pre"

@@ -66,8 +66,9 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     )
     if beside_experts:
         raise DataError(
-            f"{opened.path}: the adapter changes feed-forward layers beside experts, and PEFT "
-            "takes their names for those of experts; export without --adapter, which merges it"
+            f"{opened.path}: the adapter changes feed-forward layers of a model with experts, "
+            "whose names PEFT mistakes for names of experts; export without --adapter, which "
+            "merges it"
         )
     tensors = {}
     for name, adapter in joined.items():
