@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -344,6 +345,9 @@ def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
     parses its command. `fit` may find no law: the runs are tiny, with one seed, so their final
     losses are noise at any affordable size.
     """
+    kept = sorted((first.out / "documents" / "kept").iterdir())
+    urls = [url for path in kept for url in pq.read_table(path, columns=["url"])["url"].to_pylist()]
+    (installed.work / "pages.txt").write_text("".join(f"{url}\n" for url in urls))
     said = {}
     for program, *words in list_later_commands():
         assert program == "trainrig"
