@@ -1,4 +1,4 @@
-"""What it takes to take pages back from a pretraining run: documents, steps, checkpoint and cost.
+"""The plan for taking pages back from a pretraining run: documents, steps, checkpoint and cost.
 
 A run can be continued without some of its pages from any checkpoint before their first use. All of
 this is computed from the run file, the shards and the metrics, without reading tokens.

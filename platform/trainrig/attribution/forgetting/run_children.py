@@ -118,7 +118,7 @@ def replay_children(
 ) -> dict[str, str]:
     """Make the children again that can be, below the folder `out`; return their new folders.
 
-    `replaced` maps the folder of the old run to that of the run without the pages. A child of
+    `replaced` maps the folder of the old run to the folder of the run without the pages. A child of
     a child that is left to the user is left out too. Each is a run of its own, so the same call
     continues after a stop.
     """
