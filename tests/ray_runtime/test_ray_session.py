@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,28 @@ def test_a_ray_that_was_imported_without_a_token_is_refused(
     ended = subprocess.run(program, capture_output=True, text=True)
     last = ended.stderr.splitlines()[-1]
     assert "ConfigError" in last and "RAY_AUTH_MODE=token" in last and "`ray.init()`" in last
+
+
+TOKEN_REMOVED = """
+from pathlib import Path
+from trainrig.ray_runtime import ray_local, ray_session
+ray_session.join()
+ray_local.leave()
+Path("~/.ray/auth_token").expanduser().unlink()
+ray_session.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_gcs_that_ends_at_its_start_is_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray keeps the token of its first start, so it does not write the removed file again."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "2")
+    program = [sys.executable, "-c", TOKEN_REMOVED]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1]
+    assert "ClusterError" in last and "GCS ended" in last and "RAY_AUTH_TOKEN_PATH" in last

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import stat
@@ -37,6 +38,7 @@ LOOK_AT_CONNECTIONS = 0.01  # s between two checks that this process is connecte
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
 CALLS_END = 5.0  # s to wait for the end of a thread's calls to a local Ray that has ended
 OWN_FILES = Path("/dev/fd")  # has an entry for each open file of this process
+FAILED_CHECK = re.compile(r"Check failed: (.+)")  # the line by which a process of Ray ends itself
 INIT = 1  # id of the first process of a system or container
 
 _Result = TypeVar("_Result")
@@ -106,20 +108,33 @@ def whole_or_nothing() -> Iterator[Path]:
 
     Yields the private folder for Ray. If the block raises, Ray's processes are killed, the folder
     is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
-    machine that is far too busy, Ray gives up after 30 s.
+    machine that is far too busy, or if the GCS ends at its start, Ray gives up after 30 s.
     """
     folder = session_folder.make_private_folder()
     try:
         yield folder
     except BaseException as error:
         session_folder.kill_users(folder)
+        check = _find_failed_check(folder)
         session_folder.remove_private_folder(folder)
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
+        if check:
+            raise ClusterError(
+                f"no Ray could be started on this machine; its GCS ended: {check}"
+            ) from error
         raise ClusterError(
             "no Ray could be started on this machine, which may be too busy or out of "
             f"memory: {' '.join(str(error).split())}; run the same command to try again"
         ) from error
+
+
+def _find_failed_check(folder: Path) -> str:
+    """Return the check that ended the GCS in the private `folder`, from its log; "" if none did."""
+    for path in folder.glob(f"{session_folder.RAY}/session_*/logs/gcs_server.err"):
+        if found := FAILED_CHECK.search(path.read_text(errors="replace")):
+            return found[1]
+    return ""
 
 
 class Session:
