@@ -20,7 +20,8 @@ def test_a_run_takes_free_capacity_and_grows_when_other_jobs_end(one_ray, undist
     other = Other.remote()  # type: ignore[attr-defined]
     assert ray.get(other.there.remote())
     straight = undisturbed(60)
-    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
+    # Alone, the run takes at least 30 s: enough to grow on a machine that is busy with other work.
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.5, alone=True)
     events = faults.Events(job.folder)
 
     def leave():

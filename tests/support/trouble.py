@@ -38,9 +38,11 @@ class Slow(Wrapped):
     """Batches that sleep, so that outside faults happen during a step."""
 
     seconds: float = 0.02  # a micro-batch
+    alone: bool = False  # whether only a rank without others sleeps
 
     def micro_batch(self, step: int, index: int) -> Any:
-        time.sleep(self.seconds)
+        if not self.alone or dist.get_world_size() == 1:
+            time.sleep(self.seconds)
         return self.made.micro_batch(step, index)
 
 
@@ -114,9 +116,14 @@ def die_once(marker: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def slowed(job: TrainingJob, folder: str, seconds: float = 0.02) -> TrainingJob:
-    """Return the same job in another folder, with slow batches and no prefetch."""
+def slowed(
+    job: TrainingJob, folder: str, seconds: float = 0.02, alone: bool = False
+) -> TrainingJob:
+    """Return the same job in another folder, with slow batches and no prefetch.
+
+    `alone`: the batches are slow only while a single rank trains.
+    """
     training = job.training.model_copy(update={"prefetch_steps": 0})
-    made = Slow(job.make_batches, seconds=seconds)
+    made = Slow(job.make_batches, seconds=seconds, alone=alone)
     Path(folder).mkdir(parents=True, exist_ok=True)
     return dataclasses.replace(job, folder=folder, training=training, make_batches=made)
