@@ -22,6 +22,7 @@ from hypothesis import settings
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
+from trainrig.processes.child_process import ensure_home
 from trainrig.ray_runtime import ray_session
 from trainrig.storage import s3_objects
 
@@ -39,6 +40,9 @@ MINUTES = ("smoke/test_quickstart.py", "smoke/test_jobs.py")
 # The machine is shared, so the time of a Hypothesis example says nothing about the code.
 settings.register_profile("trainrig", deadline=None)
 settings.load_profile("trainrig")
+
+# A fixture that restores the environment must not take back a home that was made in its scope.
+ensure_home()
 
 # Ray reads some of these once, at its import, which may happen in any test.
 for name, value in ray_session.ENVIRONMENT.items():

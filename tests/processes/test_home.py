@@ -14,8 +14,13 @@ from trainrig.processes.child_process import ensure_home
 
 if len(sys.argv) > 1:
     os.setuid(int(sys.argv[1]))
+before = dict(os.environ)
 ensure_home()
+found = os.environ["HOME"]
+os.environ.clear()
+os.environ.update(before)
 ensure_home()
+assert os.environ["HOME"] == found
 mode = stat.S_IMODE(Path("~").expanduser().stat().st_mode)
 print(os.environ["HOME"], oct(mode), getpass.getuser())
 """

@@ -6,6 +6,7 @@ supervisor. Containers may run as a user without a home directory, which Ray and
 
 import atexit
 import contextlib
+import functools
 import os
 import pwd
 import shutil
@@ -135,7 +136,9 @@ def ensure_home() -> None:
     """Set HOME and USER if they are missing, for this process and its children.
 
     Ray and torch refuse to start without them, and Ray writes its token to the home directory. A
-    home made here is accessible to this user only, and is removed when this process ends.
+    home made here is accessible to this user only, and is removed when this process ends. All calls
+    in a process set the same home: Ray keeps the token of its first start, and does not write it to
+    another home.
     """
     try:
         entry = pwd.getpwuid(os.getuid())
@@ -150,8 +153,12 @@ def ensure_home() -> None:
     if home and os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK):  # noqa: PTH112
         os.environ["HOME"] = home
         return
+    os.environ["HOME"] = _make_home()
+
+
+@functools.cache
+def _make_home() -> str:
     made = tempfile.mkdtemp(prefix=PREFIX)
-    os.environ["HOME"] = made
     maker = os.getpid()
 
     def remove() -> None:
@@ -159,3 +166,4 @@ def ensure_home() -> None:
             shutil.rmtree(made, ignore_errors=True)
 
     atexit.register(remove)
+    return made
