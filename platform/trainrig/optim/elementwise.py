@@ -1,47 +1,19 @@
 """Elementwise optimizers: each number depends on its own history alone, so any slice is whole."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainrig.optim.optimizer_settings import ElementwiseSettings
 from trainrig.optim.parameter_groups import ParameterGroup
 
 
-class Update(Protocol):
-    """Protocol of optimizer settings with an update formula."""
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """The weight decay of groups without their own."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """The name of the dtype of the optimizer state."""
-        ...
-
-    @property
-    def state_names(self) -> Sequence[str]:
-        """Names of the state tensors of each parameter, which have the parameter's shape."""
-        ...
-
-    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: Any) -> None:
-        """Change `weight` and `state` in place; `state["step"]` counts from 1."""
-        ...
-
-
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """Optimizer that applies an `Update` to this rank's slices of the parameters."""
+    """Optimizer that applies the update of its settings to this rank's slices of the parameters."""
 
-    def __init__(self, groups: list[ParameterGroup], settings: Update) -> None:
+    def __init__(self, groups: list[ParameterGroup], settings: ElementwiseSettings) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         self._settings = settings
 

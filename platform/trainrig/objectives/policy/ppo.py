@@ -33,6 +33,7 @@ class PPO(ClippedPolicy):
     """Proximal policy optimisation: advantages from a critic, with clipped ratio and value."""
 
     needs_critic: ClassVar[bool] = True
+    per: ClassVar[str] = batches.TOKENS
 
     kind: Literal["PPO"] = "PPO"
     # Discount factor of rewards per token.
@@ -54,11 +55,6 @@ class PPO(ClippedPolicy):
     def compares_completions(self) -> bool:
         """False: the critic values each completion."""
         return False
-
-    @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
 
     @property
     def terms(self) -> tuple[objective_interface.Term, ...]:
