@@ -40,15 +40,15 @@ class StepSeconds:
     """Seconds of a step, by cause."""
 
     products: float
-    attention: float
-    elementwise: float
-    tensor: float
-    context: float
-    expert: float
-    pipeline: float  # sending between stages
-    bubble: float  # waiting for other stages or for a slower device
-    data: float  # waiting for parameters and gradients, and copying them
-    optimizer: float
+    attention: float = 0.0
+    elementwise: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    pipeline: float = 0.0  # sending between stages
+    bubble: float = 0.0  # waiting for other stages or for a slower device
+    data: float = 0.0  # waiting for parameters and gradients, and copying them
+    optimizer: float = 0.0
     rest: float = 0.0  # time of launches, stragglers and others that no term predicts
 
     @property
@@ -68,13 +68,13 @@ class StepSeconds:
 class StepTraffic:
     """Traffic in a step of the device that is the slowest, by cause."""
 
-    tensor: Sent
-    context: Sent
-    expert: Sent
-    pipeline: Sent
-    gathered: Sent
-    reduced: Sent
-    replicated: Sent
+    tensor: Sent = NOTHING
+    context: Sent = NOTHING
+    expert: Sent = NOTHING
+    pipeline: Sent = NOTHING
+    gathered: Sent = NOTHING
+    reduced: Sent = NOTHING
+    replicated: Sent = NOTHING
 
     @property
     def total(self) -> Sent:
