@@ -116,7 +116,7 @@ class Vowels(Settings):
 
 from typing import ClassVar, Literal
 
-from trainrig.optim.optimizer_settings import ElementwiseSettings
+from trainrig.optim.moment_optimizers import ElementwiseSettings
 
 
 class SignDescent(ElementwiseSettings):

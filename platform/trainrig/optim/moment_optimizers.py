@@ -7,11 +7,12 @@ with momentum: Sutskever et al. 2013.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.optim.optimizer_settings import ElementwiseSettings
+from trainrig.optim.optimizer_settings import OptimizerSettings
 from trainrig.optim.parameter_groups import ParameterGroup, elementwise_share
 
 if TYPE_CHECKING:
@@ -41,6 +42,34 @@ def check_rounded(state: StateDtype, *decays: float) -> None:
             "state = 'bfloat16' rounds away the changes of an average with decay rate "
             f"{max(decays)}; set the rate to {LARGEST_ROUNDED_DECAY} or below, or state = 'float32'"
         )
+
+
+class ElementwiseSettings(OptimizerSettings):
+    """Base of optimizers whose step of an element depends on its own gradients alone."""
+
+    elementwise: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # subclasses declare these, `state` as the name of the dtype of the state
+        state: str
+
+        @property
+        def state_names(self) -> Sequence[str]:
+            """Names of the state tensors of each parameter, which have the parameter's shape."""
+
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        import torch  # here because torch is slow to import
+
+        from trainrig.optim.elementwise import ElementwiseOptimizer
+
+        dtype = getattr(torch, self.state)
+        return ElementwiseOptimizer(groups, self, dtype, self.state_names, self.update)
+
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
+        """Change a piece of a parameter and its `state` in place; `state["step"]` counts from 1."""
+        raise NotImplementedError
 
 
 class TwoMoments(ElementwiseSettings):

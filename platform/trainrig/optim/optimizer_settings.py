@@ -4,15 +4,13 @@ The run-file check, the memory estimates, the layouts, offloading and the traini
 optimizer for these declarations, so none of them knows a kind by its name. Imported without torch.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from trainrig.config import Settings
 from trainrig.optim.parameter_groups import ParameterGroup
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from trainrig.optim.parameter_groups import OptimizerSet
 
@@ -46,30 +44,4 @@ class OptimizerSettings(Settings):
 
         Called only if `transfers_width`.
         """
-        raise NotImplementedError
-
-
-class ElementwiseSettings(OptimizerSettings):
-    """Base of optimizers whose step of an element depends on its own gradients alone."""
-
-    elementwise: ClassVar[bool] = True
-
-    if TYPE_CHECKING:  # subclasses declare these, `state` as the name of the dtype of the state
-        state: str
-
-        @property
-        def state_names(self) -> Sequence[str]:
-            """Names of the state tensors of each parameter, which have the parameter's shape."""
-
-    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
-        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
-        # here because torch is slow to import
-        from trainrig.optim.elementwise import ElementwiseOptimizer
-
-        return ElementwiseOptimizer(groups, self)
-
-    def update(
-        self, weight: "Tensor", gradient: "Tensor", state: "dict[str, Tensor]", group: Any
-    ) -> None:
-        """Change a piece of a parameter and its `state` in place; `state["step"]` counts from 1."""
         raise NotImplementedError

@@ -46,9 +46,9 @@ def find_runs(
         if path in left_out:
             continue
         try:
-            if path in (*noted, *named):
-                if not storage.is_remote(path) and not Path(path).is_dir():
-                    raise FileNotFoundError(2, "no such folder on this machine", path)
+            seen_here = storage.is_remote(path) or Path(path).is_dir()
+            if path in (*noted, *named) and not seen_here:
+                raise FileNotFoundError(2, "no such folder on this machine", path)
             live += known_clusters.list_live_runs(
                 Home(path), cluster.name, known_clusters.list_addresses(cluster.name)
             )
