@@ -66,11 +66,7 @@ class AxisSettings(Settings):
     ) -> None:
         """Raise ValueError for settings that the axis does not compose with.
 
-        Args:
-            names: Names of all axes of the layout.
-            compiled: Whether layers are compiled.
-            recompute: Kind of recomputation; None: none.
-            fused: Whether projections are fused.
+        `names`: those of all axes of the layout. `fused`: whether projections are.
         """
         if self.within_layers and compiled:
             raise ValueError(
@@ -173,11 +169,7 @@ class Expert(AxisSettings):
     ) -> None:
         """Raise ValueError unless experts and rows can be divided equally over the workers.
 
-        Args:
-            model: The model of the run.
-            objective: The objective, which must support divided rows.
-            batches: Batch sizes of each stage.
-            instead: Objective to suggest in the message.
+        `objective` must support divided rows. `instead`: objective to suggest in the message.
         """
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
