@@ -74,12 +74,12 @@ class Memory:
 
     weights: float
     optimizer: float
-    gradients: float
-    gathered: float
-    summing: float
-    activations: float
-    fleeting: float
-    passing: float
+    gradients: float = 0.0
+    gathered: float = 0.0
+    summing: float = 0.0
+    activations: float = 0.0
+    fleeting: float = 0.0
+    passing: float = 0.0
 
     @property
     def total(self) -> float:

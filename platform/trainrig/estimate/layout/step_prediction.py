@@ -7,7 +7,7 @@ and gradients, plus the optimizer's time, plus a constant share of all that.
 estimate/layout/planner_terms.py states each term.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
@@ -202,28 +202,18 @@ class Predictor:
         )
         data = slowest.estimate_data_traffic(layout, micro_batches)
         spent = slowest.spent
-        tensor, context, expert, between = slowest.sent
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                tensor.multiply(micro_batches),
-                context.multiply(micro_batches),
-                expert.multiply(micro_batches),
-                between.multiply(micro_batches),
-                data.gathered,
-                data.reduced,
-                data.replicated,
+                *(sent.multiply(micro_batches) for sent in slowest.sent),
+                gathered=data.gathered,
+                reduced=data.reduced,
+                replicated=data.replicated,
             ),
             seconds=self._add_rest(
                 StepSeconds(
-                    products=micro_batches * spent.products,
-                    attention=micro_batches * spent.attention,
-                    elementwise=micro_batches * spent.elementwise,
-                    tensor=micro_batches * spent.tensor,
-                    context=micro_batches * spent.context,
-                    expert=micro_batches * spent.expert,
-                    pipeline=micro_batches * spent.pipeline,
+                    **{cause: micro_batches * value for cause, value in asdict(spent).items()},
                     bubble=pipeline_device.count_waiting(layout) * spent.total,
                     data=data.waited + self.timer.time_moving(data.copied),
                     optimizer=slowest.time_update(layout),
