@@ -202,14 +202,12 @@ class Predictor:
         )
         data = slowest.estimate_data_traffic(layout, micro_batches)
         spent = slowest.spent
+        tensor, context, expert, between = (sent.multiply(micro_batches) for sent in slowest.sent)
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                *(sent.multiply(micro_batches) for sent in slowest.sent),
-                gathered=data.gathered,
-                reduced=data.reduced,
-                replicated=data.replicated,
+                tensor, context, expert, between, data.gathered, data.reduced, data.replicated
             ),
             seconds=self._add_rest(
                 StepSeconds(
