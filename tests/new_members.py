@@ -116,13 +116,12 @@ class Vowels(Settings):
 
 from typing import ClassVar, Literal
 
-from trainrig.optim.optimizer_settings import OptimizerSettings
+from trainrig.optim.moment_optimizers import ElementwiseSettings
 
 
-class SignDescent(OptimizerSettings):
+class SignDescent(ElementwiseSettings):
     """Moves each weight by the rate, against the sign of a sum of its gradients."""
 
-    elementwise: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("total",)
     state: ClassVar[str] = "float32"
 
@@ -135,12 +134,6 @@ class SignDescent(OptimizerSettings):
         import math
 
         return 4 * math.prod(shape)
-
-    def build(self, groups):
-        """The optimizer over `groups`."""
-        from trainrig.optim.elementwise import ElementwiseOptimizer
-
-        return ElementwiseOptimizer(groups, self)
 
     def update(self, weight, gradient, state, group):
         """One step on a piece of a parameter."""

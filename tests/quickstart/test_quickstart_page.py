@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from trainrig.quickstart import quickstart_charts
+from trainrig.quickstart import quickstart_page
 from trainrig.quickstart.quickstart_page import build_quickstart_page
 from trainrig.quickstart.quickstart_results import (
     DomainScore,
@@ -274,14 +274,14 @@ def test_the_next_commands_are_lines_to_copy():
 
 
 def test_the_steps_done_twice_are_counted_and_compared():
-    assert quickstart_charts.compare_repeated_steps(STORY) == (32, 0.0)
+    assert quickstart_page.compare_repeated_steps(STORY) == (32, 0.0)
     other = replace(STORY.loss[211], loss=STORY.loss[211].loss + 0.25)
     results = replace(STORY, loss=(*STORY.loss[:211], other, *STORY.loss[212:]))
-    assert quickstart_charts.compare_repeated_steps(results) == (32, pytest.approx(0.25))
+    assert quickstart_page.compare_repeated_steps(results) == (32, pytest.approx(0.25))
 
 
 def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apart():
-    faint, _, _, thrown, killed = quickstart_charts.draw_loss(STORY)["plot"].marks
+    faint, _, _, thrown, killed = quickstart_page.draw_loss(STORY)["plot"].marks
     tokens = TOKENS_A_STEP * np.arange(STEPS + 1)
     assert faint.x.tolist() == tokens[1:].tolist()
     assert faint.y.tolist() == [compute_loss_at(step) for step in range(1, STEPS + 1)]
@@ -291,13 +291,13 @@ def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apar
 
 def test_a_killed_step_that_was_not_logged_still_has_its_place():
     sparse = replace(STORY, loss=tuple(point for point in STORY.loss if point.step % 10 == 0))
-    *_, killed = quickstart_charts.draw_loss(sparse)["plot"].marks
+    *_, killed = quickstart_page.draw_loss(sparse)["plot"].marks
     assert killed.x == KILLED_AT * TOKENS_A_STEP
 
 
 def test_the_funnel_narrows_by_what_each_reason_drops():
     results = replace(STORY, dropped=(Dropped("short", 1_000), Dropped("foreign", 134)))
-    assert [row.lengths for row in quickstart_charts.draw_funnel(results)["plot"].rows] == [
+    assert [row.lengths for row in quickstart_page.draw_funnel(results)["plot"].rows] == [
         (3_452, 0),
         (2_452, 1_000),
         (2_318, 134),

@@ -93,16 +93,7 @@ class Slices:
     @property
     def in_a_save(self) -> Memory:
         """The memory during a save or load of a checkpoint, whose files hold whole rows."""
-        return Memory(
-            weights=self.weights,
-            optimizer=self.optimizer,
-            gradients=0.0,
-            gathered=0.0,
-            summing=0.0,
-            activations=0.0,
-            fleeting=0.0,
-            passing=self.rows,
-        )
+        return Memory(self.weights, self.optimizer, passing=self.rows)
 
 
 def slice_parameters(

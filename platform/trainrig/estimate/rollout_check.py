@@ -220,12 +220,9 @@ def estimate_batch_making_memory(
     return Memory(
         weights=weights,
         optimizer=optimizer,
-        gradients=0.0,
         gathered=gathered if held.sharded or training.precision.casts else 0.0,
-        summing=0.0,
         activations=cache,
         fleeting=moment,
-        passing=0.0,
     )
 
 

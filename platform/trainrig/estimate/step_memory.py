@@ -55,7 +55,8 @@ feed-forward network, V vocabulary entries.
 import math
 from dataclasses import dataclass
 
-from trainrig.estimate import activation_bytes, held_parameters
+from trainrig.estimate import activation_bytes
+from trainrig.estimate.held_parameters import EndParts, HeldParameters, ModelRole, hold_model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.parallel import layer_bytes
@@ -73,12 +74,12 @@ class Memory:
 
     weights: float
     optimizer: float
-    gradients: float
-    gathered: float
-    summing: float
-    activations: float
-    fleeting: float
-    passing: float
+    gradients: float = 0.0
+    gathered: float = 0.0
+    summing: float = 0.0
+    activations: float = 0.0
+    fleeting: float = 0.0
+    passing: float = 0.0
 
     @property
     def total(self) -> float:
@@ -110,7 +111,7 @@ class TuningStep:
     places: int | None = None
     # The other models that are gathered in the step, and bytes of their activations that exist at
     # the same time as the logits.
-    beside: held_parameters.HeldParameters | None = None
+    beside: HeldParameters | None = None
     activations_beside: float = 0.0
 
 
@@ -154,9 +155,7 @@ def estimate_step_memory(
     if tuning.activations_beside:
         held = compute * (tuning.places or 0) * model.outputs
         head = max(head, held + tuning.activations_beside)
-    parameters = held_parameters.hold_model(
-        model, training, workers, held_parameters.ModelRole.of(training, tuning.lora)
-    )
+    parameters = hold_model(model, training, workers, ModelRole.of(training, tuning.lora))
     if tuning.beside is not None:
         parameters = parameters.hold_beside(tuning.beside, compute)
     activations = HeldActivations(kept, in_a_layer, head)
@@ -165,11 +164,7 @@ def estimate_step_memory(
 
 
 def estimate_peak_memory(
-    held: held_parameters.HeldParameters,
-    activations: HeldActivations,
-    training: Training,
-    workers: int,
-    turns: int,
+    held: HeldParameters, activations: HeldActivations, training: Training, workers: int, turns: int
 ) -> Memory:
     """Return the memory of a step in which each of `workers` computes `turns` micro-batches."""
     compute = training.precision.bytes
@@ -251,7 +246,7 @@ def _reduces_each(training: Training, workers: int) -> bool:
     )
 
 
-def _estimate_sending(ends: held_parameters.EndParts, layer: int, layers: int) -> float:
+def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
     """Return the bytes of the FSDP units in flight, as they are sent and as they are received."""
     units = [*ends.counts, *[layer] * min(layers, UNITS_AT_ONCE)]
     return float(2 * activation_bytes.MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))

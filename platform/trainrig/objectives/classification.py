@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+    average_rows,
+)
 from trainrig.objectives.objective_settings import ObjectiveSettings, Rows
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
@@ -29,9 +36,9 @@ class _OfTexts(ObjectiveSettings):
     """Base of both objectives: one cross-entropy, averaged over the rows of a global batch."""
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The cross-entropy alone."""
-        return (objective_interface.Term(CROSS_ENTROPY, per=batches.EXAMPLES),)
+        return (Term(CROSS_ENTROPY, per=batches.EXAMPLES),)
 
 
 class Classification(_OfTexts):
@@ -51,11 +58,8 @@ class Classification(_OfTexts):
     dropout_seed: int = 0  # random seed of the dropout
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy and accuracy of each row, and F1 counts of held-out rows.
 
         F1 of a class is twice its hits, over the number of times it is predicted plus the number of
@@ -73,20 +77,18 @@ class Classification(_OfTexts):
         )
         told_B = logits_BK.argmax(1)
         hits_B = told_B == classes_B
-        diagnostics = objective_interface.average_rows(accuracy=hits_B.float())
+        diagnostics = average_rows(accuracy=hits_B.float())
         if not torch.is_grad_enabled():  # held-out rows only: a training step has too few
             for number in range(logits_BK.shape[1]):
                 told = told_B == number
                 right = classes_B == number
-                diagnostics[f"{CLASS_F1}{number}"] = objective_interface.Contributions(
+                diagnostics[f"{CLASS_F1}{number}"] = Contributions(
                     2.0 * (told & right).float(), told.long() + right.long()
                 )
-        terms = {
-            CROSS_ENTROPY: objective_interface.Contributions(losses_B, torch.ones_like(classes_B))
-        }
-        return objective_interface.Computed(terms, output.auxiliary, diagnostics)
+        terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(classes_B))}
+        return Computed(terms, output.auxiliary, diagnostics)
 
-    def _compute_logits(self, output: objective_interface.Output, samples_B: Tensor) -> Tensor:
+    def _compute_logits(self, output: Output, samples_B: Tensor) -> Tensor:
         import torch
 
         if not self.dropout or not torch.is_grad_enabled():
@@ -120,11 +122,8 @@ class AnswerSpan(_OfTexts):
     longest_answer: int = Field(default=30, ge=1)  # maximum length of a predicted answer, in tokens
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy, exact match and F1 of each row.
 
         F1 is that of the tokens of the likeliest span and the right one (Rajpurkar et al. 2016,
@@ -150,16 +149,12 @@ class AnswerSpan(_OfTexts):
         exact_B = (first_B == starts_B) & (last_B == ends_B)
         shared_B = (torch.minimum(last_B, ends_B) - torch.maximum(first_B, starts_B) + 1).clamp(0)
         tokens_B = last_B - first_B + 1 + ends_B - starts_B + 1
-        diagnostics = objective_interface.average_rows(
-            exact=exact_B.float(), f1=2.0 * shared_B / tokens_B
-        )
-        terms = {
-            CROSS_ENTROPY: objective_interface.Contributions(losses_B, torch.ones_like(starts_B))
-        }
-        return objective_interface.Computed(terms, output.auxiliary, diagnostics)
+        diagnostics = average_rows(exact=exact_B.float(), f1=2.0 * shared_B / tokens_B)
+        terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(starts_B))}
+        return Computed(terms, output.auxiliary, diagnostics)
 
 
-def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> objective_interface.Output:
+def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
     """Return the output of `model` for rows of whole texts.
 
     The head in the model's config decides whether there are logits of classes per row or per
@@ -181,7 +176,7 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> objective_inte
         given["documents_BS"] = there_BT
         if config.segments > 1:
             given["segments_BT"] = arrays[batches.TEXTS]
-    output: objective_interface.Output = model(ids_BT, **given)
+    output: Output = model(ids_BT, **given)
     return output
 
 

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
 from trainrig.objectives.next_token import CROSS_ENTROPY
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+    mark_text,
+)
 from trainrig.objectives.objective_settings import ObjectiveSettings, Rows
 from trainrig.tokens import batches
 
@@ -54,21 +61,16 @@ class Distillation(ObjectiveSettings):
         return self.temperature
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The divergence, and the cross-entropy if it has a weight; both averaged by weight."""
-        found = [objective_interface.Term(DIVERGENCE, per=batches.WEIGHTS, weight=self.share)]
+        found = [Term(DIVERGENCE, per=batches.WEIGHTS, weight=self.share)]
         if self.share < 1:
-            found.append(
-                objective_interface.Term(CROSS_ENTROPY, per=batches.WEIGHTS, weight=1 - self.share)
-            )
+            found.append(Term(CROSS_ENTROPY, per=batches.WEIGHTS, weight=1 - self.share))
         return tuple(found)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the terms of each target of `batch`, times its weight in hundredths.
 
         A diagnostic is the share of targets for which student and teacher have the same likeliest
@@ -78,9 +80,9 @@ class Distillation(ObjectiveSettings):
         from trainrig.objectives.teacher_divergence import SoftTargets, TeacherRows
 
         arrays = batch.arrays
-        text = objective_interface.mark_text(model, batch)
+        text = mark_text(model, batch)
         if (positions_BT := arrays.get(batches.POSITIONS)) is None:
-            output: objective_interface.Output = model(arrays[batches.IDS], **text)
+            output: Output = model(arrays[batches.IDS], **text)
         else:
             output = model(arrays[batches.IDS], positions_BT=positions_BT, **text)
         targets_BT = arrays[batches.TARGETS]
@@ -105,12 +107,9 @@ class Distillation(ObjectiveSettings):
         weight_B = weights_BT.sum(1)
         count_B = there_BT.sum(1)
         values = {DIVERGENCE: weighed_BT, CROSS_ENTROPY: nats_BT * weights_BT}
-        terms = {
-            term.name: objective_interface.Contributions(values[term.name], weight_B)
-            for term in self.terms
-        }
+        terms = {term.name: Contributions(values[term.name], weight_B) for term in self.terms}
         diagnostics = {
-            "teacher_agreement": objective_interface.Contributions(agree_BT, count_B),
-            "student_cross_entropy": objective_interface.Contributions(nats_BT, count_B),
+            "teacher_agreement": Contributions(agree_BT, count_B),
+            "student_cross_entropy": Contributions(nats_BT, count_B),
         }
-        return objective_interface.Computed(terms, output.auxiliary, diagnostics)
+        return Computed(terms, output.auxiliary, diagnostics)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+    average_rows,
+)
 from trainrig.objectives.objective_settings import Axis, ObjectiveSettings, Rows
 from trainrig.objectives.preference import PREFERENCE, REFERENCE_MODEL, Strength
 from trainrig.tokens import batches
@@ -45,18 +51,16 @@ class KTO(ObjectiveSettings):
     undesirable_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The loss of a completion alone."""
-        return (objective_interface.Term(PREFERENCE, per=batches.EXAMPLES),)
+        return (Term(PREFERENCE, per=batches.EXAMPLES),)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The sum of the log-ratios of mismatched completions, and their number."""
         return (DIVERGENCE, ROWS)
 
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """Return the sum of log-ratios of `batch`'s mismatched completions, and their number."""
         ratios_B, _, _ = _compute_ratios(
             model, batch, batches.KL_IDS, batches.KL_TARGETS, batches.KL_REFERENCE
@@ -75,11 +79,8 @@ class KTO(ObjectiveSettings):
         )
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the loss of each completion of `batch`."""
         import torch
 
@@ -92,24 +93,21 @@ class KTO(ObjectiveSettings):
         rewards_B = (self.beta * ratios_B).detach()
         good = wanted_B.long()
         diagnostics = {
-            "chosen_reward": objective_interface.Contributions(rewards_B * good, good),
-            "rejected_reward": objective_interface.Contributions(rewards_B * (1 - good), 1 - good),
-            "chosen_drift": objective_interface.Contributions(ratios_B.detach() * good, good),
-            "rejected_drift": objective_interface.Contributions(
-                ratios_B.detach() * (1 - good), 1 - good
-            ),
+            "chosen_reward": Contributions(rewards_B * good, good),
+            "rejected_reward": Contributions(rewards_B * (1 - good), 1 - good),
+            "chosen_drift": Contributions(ratios_B.detach() * good, good),
+            "rejected_drift": Contributions(ratios_B.detach() * (1 - good), 1 - good),
         }
-        diagnostics |= objective_interface.average_rows(
-            reference_point=torch.full_like(rewards_B, point),
-            completion_tokens=lengths_B.double(),
+        diagnostics |= average_rows(
+            reference_point=torch.full_like(rewards_B, point), completion_tokens=lengths_B.double()
         )
-        term = objective_interface.Contributions(losses_B.float(), torch.ones_like(good))
+        term = Contributions(losses_B.float(), torch.ones_like(good))
         alike = batch.parts is not None
-        return objective_interface.Computed({PREFERENCE: term}, auxiliary, diagnostics, alike=alike)
+        return Computed({PREFERENCE: term}, auxiliary, diagnostics, alike=alike)
 
 
 def _compute_ratios(
-    model: nn.Module, batch: objective_interface.DeviceBatch, ids: str, targets: str, reference: str
+    model: nn.Module, batch: DeviceBatch, ids: str, targets: str, reference: str
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
     """Return the log-ratios [B] and lengths [B] of completions, and the model's auxiliary terms."""
     import torch

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+    mark_text,
+)
 from trainrig.objectives.objective_settings import (
     EVERY_AXIS,
     NO_AXES,
@@ -65,23 +72,19 @@ class CausalLM(ObjectiveSettings):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The cross-entropy, and the z-loss and label smoothing if they have a weight."""
-        found = [
-            objective_interface.Term(CROSS_ENTROPY, per=TOKENS, weight=1 - self.label_smoothing)
-        ]
+        found = [Term(CROSS_ENTROPY, per=TOKENS, weight=1 - self.label_smoothing)]
         if self.z_loss:
-            found.append(objective_interface.Term(Z_LOSS, per=TOKENS, weight=self.z_loss))
+            found.append(Term(Z_LOSS, per=TOKENS, weight=self.z_loss))
         if self.label_smoothing:
-            found.append(objective_interface.Term(UNIFORM, per=TOKENS, weight=self.label_smoothing))
+            found.append(Term(UNIFORM, per=TOKENS, weight=self.label_smoothing))
         return tuple(found)
 
-    def predict(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> objective_interface.Output:
+    def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """Return the model output for `batch`; its logits predict each position's target."""
-        output: objective_interface.Output
-        text = objective_interface.mark_text(model, batch)
+        output: Output
+        text = mark_text(model, batch)
         if (positions_BT := batch.arrays.get(POSITIONS)) is None:
             output = model(batch.arrays[IDS], **text)
         else:
@@ -89,23 +92,20 @@ class CausalLM(ObjectiveSettings):
         return output
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy, in nats, of each target of `batch` under `model`."""
         output = self.predict(model, batch)
         terms = self.compute_losses(output, batch.arrays[TARGETS], batch.all_targets)
-        return objective_interface.Computed(terms, output.auxiliary)
+        return Computed(terms, output.auxiliary)
 
     def compute_losses(
         self,
-        output: objective_interface.Output,
+        output: Output,
         targets_BT: Tensor,
         all_targets: bool = False,
         weights_BT: Tensor | None = None,
-    ) -> dict[str, objective_interface.Contributions]:
+    ) -> dict[str, Contributions]:
         """Compute each loss term for `targets_BT` under the logits of `output`.
 
         `all_targets`: no target is IGNORE. `weights_BT`: weight of each target in the
@@ -122,14 +122,12 @@ class CausalLM(ObjectiveSettings):
         loss = compute_head_loss(*given, weights_BT)
         values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
         found = {
-            name: objective_interface.Contributions(values_BT, counts_B)
+            name: Contributions(values_BT, counts_B)
             for name, values_BT in values.items()
             if name in {term.name for term in self.terms}
         }
         if weights_BT is not None:
-            found[CROSS_ENTROPY] = objective_interface.Contributions(
-                loss.nats_BT, weights_BT.sum(1)
-            )
+            found[CROSS_ENTROPY] = Contributions(loss.nats_BT, weights_BT.sum(1))
         return found
 
 
@@ -154,17 +152,14 @@ class SFT(CausalLM):
         return self.noise > 0
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The terms of next-token prediction, with the cross-entropy averaged by weight."""
         first, *others = super().terms
-        return (objective_interface.Term(first.name, per=WEIGHTS, weight=first.weight), *others)
+        return (Term(first.name, per=WEIGHTS, weight=first.weight), *others)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy of each target of `batch`, times its weight in hundredths."""
         import torch
 
@@ -181,9 +176,9 @@ class SFT(CausalLM):
         targets_BT = batch.arrays[TARGETS]
         weights_BT = batch.arrays[WEIGHTS]
         terms = self.compute_losses(output, targets_BT, batch.all_targets, weights_BT)
-        return objective_interface.Computed(terms, output.auxiliary)
+        return Computed(terms, output.auxiliary)
 
-    def _make_noise_hook(self, batch: objective_interface.DeviceBatch) -> Any:
+    def _make_noise_hook(self, batch: DeviceBatch) -> Any:
         def add(module: nn.Module, given: Any, embedded_BTC: Tensor) -> Tensor:
             shape = embedded_BTC.shape[1:]
             noise_BTC = uniform_noise(self.noise_seed, batch.samples_B, shape).to(embedded_BTC)
@@ -206,7 +201,7 @@ def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
     return (draw_uniforms(key, places[None], samples_B[:, None]) * 2 - 1).view(-1, *shape)
 
 
-def count_row_tokens(batch: objective_interface.DeviceBatch) -> Tensor:
+def count_row_tokens(batch: DeviceBatch) -> Tensor:
     """Return the number [B] of ids of each row up to its last target; padding follows."""
     import torch
 
@@ -249,10 +244,10 @@ class MultiTokenPrediction(CausalLM):
         return range(2, len(self.further_weights) + 2)
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The terms of the next token, followed by one term for each further token."""
         further = (
-            objective_interface.Term(name_term(ahead), per=name_denominator(ahead), weight=weight)
+            Term(name_term(ahead), per=name_denominator(ahead), weight=weight)
             for ahead, weight in zip(self.ahead, self.further_weights, strict=True)
         )
         return (*super().terms, *further)
@@ -286,27 +281,20 @@ class MultiTokenPrediction(CausalLM):
             )
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy of each target of `batch` under all heads of `model`."""
         from trainrig.objectives.chunked_head import compute_head_loss
 
         arrays = batch.arrays
         rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
-        first, *others = model(
-            arrays[IDS], further=True, **rows, **objective_interface.mark_text(model, batch)
-        )
+        first, *others = model(arrays[IDS], further=True, **rows, **mark_text(model, batch))
         terms = self.compute_losses(first, arrays[TARGETS], batch.all_targets)
         for ahead, output in zip(self.ahead, others, strict=True):
             targets_BT: Tensor = arrays[name_term(ahead)]
             nats_BT = compute_head_loss(output.hidden, output.head, targets_BT).nats_BT
-            terms[name_term(ahead)] = objective_interface.Contributions(
-                nats_BT, (targets_BT != IGNORE).sum(1)
-            )
-        return objective_interface.Computed(terms, first.auxiliary)
+            terms[name_term(ahead)] = Contributions(nats_BT, (targets_BT != IGNORE).sum(1))
+        return Computed(terms, first.auxiliary)
 
 
 @dataclass(frozen=True)

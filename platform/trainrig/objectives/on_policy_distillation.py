@@ -38,6 +38,7 @@ class OnPolicyDistillation(ClippedPolicy):
     """
 
     needs_teacher: ClassVar[bool] = True
+    per: ClassVar[str] = batches.TOKENS
 
     kind: Literal["OnPolicyDistillation"] = "OnPolicyDistillation"
     # How the divergence is computed. "full": exactly, over the whole vocabulary at each token
@@ -59,11 +60,6 @@ class OnPolicyDistillation(ClippedPolicy):
     def credits_teacher(self) -> bool:
         """True for the estimator "sampled"."""
         return self.estimator == "sampled"
-
-    @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+    average_rows,
+)
 from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
 from trainrig.tokens import batches
 
@@ -44,11 +50,11 @@ class _Pairwise(ObjectiveSettings):
     kind: str
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The loss of a pair alone."""
-        return (objective_interface.Term(PREFERENCE, per=batches.PAIRS),)
+        return (Term(PREFERENCE, per=batches.PAIRS),)
 
-    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+    def read_rows(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Return ids and targets of all chosen answers, followed by all rejected ones."""
         return read_pair_rows(batch)
 
@@ -71,11 +77,8 @@ class _Referenced(_Pairwise):
         """Return the loss [B] of each pair, from the log-ratios of its answers."""
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         chosen_reference_B, rejected_reference_B = read_references(batch)
@@ -86,13 +89,9 @@ class _Referenced(_Pairwise):
         losses_B = self.compute_pair_losses(*ratios)
         rewards = self.beta * ratios[0], self.beta * ratios[1]
         diagnostics = _diagnose(chosen, rejected, rewards)
-        diagnostics |= objective_interface.average_rows(
-            chosen_drift=drifts[0], rejected_drift=drifts[1]
-        )
+        diagnostics |= average_rows(chosen_drift=drifts[0], rejected_drift=drifts[1])
         terms = {PREFERENCE: _average_pairs(losses_B)}
-        return objective_interface.Computed(
-            terms, auxiliary, diagnostics, alike=batch.parts is not None
-        )
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """Return a warning if chosen answers have become less likely than under the reference.
@@ -242,33 +241,26 @@ class ORPO(_Pairwise):
     odds_weight: Strength = 0.1
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The cross-entropy of each token of chosen answers, and the odds ratio of each pair."""
         return (
-            objective_interface.Term("cross_entropy", per=batches.CHOSEN_TOKENS),
-            objective_interface.Term("odds_ratio", per=batches.PAIRS, weight=self.odds_weight),
+            Term("cross_entropy", per=batches.CHOSEN_TOKENS),
+            Term("odds_ratio", per=batches.PAIRS, weight=self.odds_weight),
         )
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute both terms of each pair."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         odds_B = self.compute_odds_losses(chosen.means_B, rejected.means_B)
         rewards = self.odds_weight * chosen.means_B, self.odds_weight * rejected.means_B
         terms = {
-            "cross_entropy": objective_interface.Contributions(
-                -chosen.sums_B.float(), chosen.lengths_B
-            ),
+            "cross_entropy": Contributions(-chosen.sums_B.float(), chosen.lengths_B),
             "odds_ratio": _average_pairs(odds_B),
         }
         diagnostics = _diagnose(chosen, rejected, rewards)
-        return objective_interface.Computed(
-            terms, auxiliary, diagnostics, alike=batch.parts is not None
-        )
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
     @staticmethod
     def compute_odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
@@ -297,23 +289,18 @@ class SimPO(_Pairwise):
         return -logsigmoid(self.beta * (chosen_B - rejected_B) - self.gamma)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         losses_B = self.compute_pair_losses(chosen.means_B, rejected.means_B)
         rewards = self.beta * chosen.means_B, self.beta * rejected.means_B
         diagnostics = _diagnose(chosen, rejected, rewards)
         terms = {PREFERENCE: _average_pairs(losses_B)}
-        return objective_interface.Computed(
-            terms, auxiliary, diagnostics, alike=batch.parts is not None
-        )
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
-def read_pair_rows(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+def read_pair_rows(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
     """Return ids and targets [2 B, T] of the chosen answers of `batch`, then the rejected ones."""
     from trainrig.objectives.log_probabilities import stack_rows
 
@@ -324,7 +311,7 @@ def read_pair_rows(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tens
     )
 
 
-def read_references(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
     """Return the reference's float64 log-probabilities [B] of chosen and of rejected answers."""
     if batches.CHOSEN_REFERENCE in batch.arrays:
         return batch.arrays[batches.CHOSEN_REFERENCE], batch.arrays[batches.REJECTED_REFERENCE]
@@ -336,7 +323,7 @@ def read_references(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Ten
 
 
 def _read_pairs(
-    model: nn.Module, batch: objective_interface.DeviceBatch
+    model: nn.Module, batch: DeviceBatch
 ) -> tuple[list[Completions], Mapping[str, Tensor]]:
     from trainrig.objectives.log_probabilities import read_completions
 
@@ -349,19 +336,17 @@ def _read_pairs(
     )
 
 
-def _average_pairs(losses_B: Tensor) -> objective_interface.Contributions:
+def _average_pairs(losses_B: Tensor) -> Contributions:
     import torch
 
-    return objective_interface.Contributions(
-        losses_B.float(), torch.ones_like(losses_B, dtype=torch.int64)
-    )
+    return Contributions(losses_B.float(), torch.ones_like(losses_B, dtype=torch.int64))
 
 
 def _diagnose(
     chosen: Completions, rejected: Completions, rewards: tuple[Tensor, Tensor]
-) -> dict[str, objective_interface.Contributions]:
+) -> dict[str, Contributions]:
     margin_B = rewards[0] - rewards[1]
-    return objective_interface.average_rows(
+    return average_rows(
         chosen_reward=rewards[0],
         rejected_reward=rewards[1],
         reward_margin=margin_B,

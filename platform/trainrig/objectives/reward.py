@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    RowParts,
+    Term,
+    average_rows,
+)
 from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
 from trainrig.objectives.preference import read_pair_rows
 from trainrig.tokens import batches
@@ -47,16 +55,14 @@ class Reward(ObjectiveSettings):
     margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The ranking loss of each pair, and the centring loss if it has a weight."""
         centring = (
-            (objective_interface.Term(CENTRING, per=batches.PAIRS, weight=self.centring),)
-            if self.centring
-            else ()
+            (Term(CENTRING, per=batches.PAIRS, weight=self.centring),) if self.centring else ()
         )
-        return (objective_interface.Term(RANKING, per=batches.PAIRS), *centring)
+        return (Term(RANKING, per=batches.PAIRS), *centring)
 
-    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+    def read_rows(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Return ids and targets of all chosen answers, followed by all rejected ones."""
         return read_pair_rows(batch)
 
@@ -70,11 +76,8 @@ class Reward(ObjectiveSettings):
         return -logsigmoid(chosen_B - rejected_B - margins_B)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute both terms of each pair."""
         import torch
 
@@ -90,12 +93,12 @@ class Reward(ObjectiveSettings):
         )
         ones_B = torch.ones_like(chosen_B, dtype=torch.int64)
         terms = {
-            RANKING: objective_interface.Contributions(
+            RANKING: Contributions(
                 self.compute_ranking_losses(chosen_B, rejected_B, margins), ones_B
             ),
-            CENTRING: objective_interface.Contributions((chosen_B + rejected_B).square(), ones_B),
+            CENTRING: Contributions((chosen_B + rejected_B).square(), ones_B),
         }
-        diagnostics = objective_interface.average_rows(
+        diagnostics = average_rows(
             chosen_reward=chosen_B,
             rejected_reward=rejected_B,
             reward_margin=chosen_B - rejected_B,
@@ -103,14 +106,10 @@ class Reward(ObjectiveSettings):
         )
         if not torch.is_grad_enabled():  # held-out pairs only: a training step has too few
             diagnostics |= measure_calibration(chosen_B, rejected_B)
-        return objective_interface.Computed(
-            terms, auxiliary, diagnostics, alike=batch.parts is not None
-        )
+        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
 
 
-def measure_calibration(
-    chosen_B: Tensor, rejected_B: Tensor
-) -> dict[str, objective_interface.Contributions]:
+def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
     """Return how often pairs are ranked correctly at each level of confidence.
 
     For a reliability plot. Confidence is the sigmoid of the absolute score difference. Each bin of
@@ -123,18 +122,14 @@ def measure_calibration(
     differences_B = (chosen_B - rejected_B).detach()
     sure_B = differences_B.abs().sigmoid()
     bins_B = ((sure_B - 0.5) * 2 * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
-    found: dict[str, objective_interface.Contributions] = {}
+    found: dict[str, Contributions] = {}
     for number in range(CALIBRATION_BINS):
         here_B = (bins_B == number).long()
         name = f"{CALIBRATION}/{50 + 50 * number // CALIBRATION_BINS}"
         found |= {
-            f"{name}/share": objective_interface.Contributions(
-                here_B.float(), torch.ones_like(here_B)
-            ),
-            f"{name}/confidence": objective_interface.Contributions(sure_B * here_B, here_B),
-            f"{name}/accuracy": objective_interface.Contributions(
-                (differences_B > 0) * here_B.float(), here_B
-            ),
+            f"{name}/share": Contributions(here_B.float(), torch.ones_like(here_B)),
+            f"{name}/confidence": Contributions(sure_B * here_B, here_B),
+            f"{name}/accuracy": Contributions((differences_B > 0) * here_B.float(), here_B),
         }
     return found
 
@@ -152,48 +147,39 @@ class ProcessReward(ObjectiveSettings):
     kind: Literal["ProcessReward"] = "ProcessReward"
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The cross-entropy of a step alone."""
-        return (objective_interface.Term("step_cross_entropy", per=batches.STEPS),)
+        return (Term("step_cross_entropy", per=batches.STEPS),)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy of each labelled step of `batch`."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         labels_BT = batch.arrays[batches.STEP_LABELS]
         places_N = (labels_BT.flatten() != batches.IGNORE).nonzero().squeeze(1)
         where = {} if batch.parts is None else {"positions_BT": batch.parts.positions_BT}
-        output: objective_interface.Output = model(
-            batch.arrays[batches.IDS], places_N=places_N, **where
-        )
+        output: Output = model(batch.arrays[batches.IDS], places_N=places_N, **where)
         scores_N = output.logits.squeeze(-1).float()
         right_N = labels_BT.flatten()[places_N].float()
         nats_N = binary_cross_entropy_with_logits(scores_N, right_N, reduction="none")
         counts_B = (labels_BT != batches.IGNORE).sum(1)
 
-        def sum_by_row(values_N: Tensor) -> objective_interface.Contributions:
+        def sum_by_row(values_N: Tensor) -> Contributions:
             flat = values_N.new_zeros(labels_BT.numel()).index_put((places_N,), values_N)
-            return objective_interface.Contributions(flat.view(labels_BT.shape), counts_B)
+            return Contributions(flat.view(labels_BT.shape), counts_B)
 
         hits_N = ((scores_N > 0) == right_N.bool()).float()
         diagnostics = {
             "step_accuracy": sum_by_row(hits_N),
             "share_of_right_steps": sum_by_row(right_N),
         }
-        return objective_interface.Computed(
-            {"step_cross_entropy": sum_by_row(nats_N)}, output.auxiliary, diagnostics
-        )
+        return Computed({"step_cross_entropy": sum_by_row(nats_N)}, output.auxiliary, diagnostics)
 
 
 def score_answers(
-    model: nn.Module,
-    *rows: tuple[Tensor, Tensor],
-    parts: objective_interface.RowParts | None = None,
+    model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
 ) -> tuple[list[Tensor], Mapping[str, Tensor]]:
     """Return the float32 scores [B] of the answers of each of `rows`, and auxiliary terms.
 
@@ -214,7 +200,7 @@ def score_answers(
     return list(torch.split(scores_B, [len(ids) for ids, _ in rows])), output.auxiliary
 
 
-def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: objective_interface.RowParts) -> Tensor:
+def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: RowParts) -> Tensor:
     """Return the score [B] at the last target of each whole row.
 
     `scores_B` are those at the last target of this rank's part of each row.

@@ -1,54 +1,35 @@
 """Elementwise optimizers: each number depends on its own history alone, so any slice is whole."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainrig.optim.optimizer_settings import OptimizerSettings
 from trainrig.optim.parameter_groups import ParameterGroup
 
 
-class Update(Protocol):
-    """Protocol of optimizer settings with an update formula."""
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """The weight decay of groups without their own."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """The name of the dtype of the optimizer state."""
-        ...
-
-    @property
-    def state_names(self) -> Sequence[str]:
-        """Names of the state tensors of each parameter, which have the parameter's shape."""
-        ...
-
-    def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: Any) -> None:
-        """Change `weight` and `state` in place; `state["step"]` counts from 1."""
-        ...
-
-
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """Optimizer that applies an `Update` to this rank's slices of the parameters."""
+    """Optimizer that applies an update to this rank's slices of the parameters."""
 
-    def __init__(self, groups: list[ParameterGroup], settings: Update) -> None:
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        settings: OptimizerSettings,
+        dtype: torch.dtype,
+        state_names: Sequence[str],
+        update: Callable[[Tensor, Tensor, dict[str, Tensor], ParameterGroup], None],
+    ) -> None:
+        """Update by `update` of `moment_optimizers.ElementwiseSettings`, with state of `dtype`."""
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
-        self._settings = settings
+        self._dtype = dtype
+        self._state_names = state_names
+        self._update = update
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step on every parameter that has a gradient."""
-        dtype = getattr(torch, self._settings.state)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -56,11 +37,11 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state["step"] = torch.tensor(0.0)
-                    for name in self._settings.state_names:
-                        state[name] = torch.zeros_like(parameter, dtype=dtype)
+                    for name in self._state_names:
+                        state[name] = torch.zeros_like(parameter, dtype=self._dtype)
                 state["step"] += 1
                 pieces = {name: to_local(value) for name, value in state.items()}
-                self._settings.update(to_local(parameter), to_local(parameter.grad), pieces, group)
+                self._update(to_local(parameter), to_local(parameter.grad), pieces, group)
 
 
 def to_local(tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Adafactor(OptimizerSettings):
         # here because torch is slow to import
         from trainrig.optim.matrix_steps import AdafactorSteps
 
-        return AdafactorSteps(groups, self)
+        return AdafactorSteps(groups, self, self.compute_step)
 
     def compute_step(
         self,
@@ -154,7 +154,9 @@ class Muon(OptimizerSettings):
 
     def build(self, groups: list[ParameterGroup]) -> "OptimizerSet":
         """Build both optimizers over their parts of `groups`; the training loop sets the rates."""
-        from trainrig.optim.matrix_steps import MuonSteps  # here because torch is slow to import
+        import torch  # here because torch is slow to import
+
+        from trainrig.optim.matrix_steps import MuonSteps
         from trainrig.optim.parameter_groups import OptimizerSet
 
         matrices = []
@@ -167,7 +169,15 @@ class Muon(OptimizerSettings):
             if others:
                 share = group.get(RATE_SHARE, 1.0) * (self.rest.lr / self.lr)
                 rest.append(group | {"params": others, RATE_SHARE: share})
-        parts = [MuonSteps(matrices, self)] if matrices else []
+        parts: list[torch.optim.Optimizer | OptimizerSet] = []
+        if matrices:
+            average = getattr(torch, self.state)
+            orthogonalise = self.build_orthogonaliser(getattr(torch, self.products))
+            parts.append(
+                MuonSteps(
+                    matrices, self, average, self.compute_direction, orthogonalise, self.step_scale
+                )
+            )
         return OptimizerSet([*parts, *([self.rest.build(rest)] if rest else [])])
 
     def step_scale(self, shape: tuple[int, ...]) -> float:

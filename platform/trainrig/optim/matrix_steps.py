@@ -6,11 +6,9 @@ processed in rounds of one per rank: a rank holds one whole tensor at a time, an
 the work.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from trainrig.optim.elementwise import to_local
+from trainrig.optim.optimizer_settings import OptimizerSettings
 from trainrig.optim.parameter_groups import ParameterGroup
 
 
@@ -183,38 +182,18 @@ class WholeTensorSteps(torch.optim.Optimizer):
 AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
 
 
-class AdafactorFormula(Protocol):
-    """Protocol of the settings that a step reads, implemented by `trainrig.optim.Adafactor`."""
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """The weight decay of groups without their own."""
-        ...
-
-    def compute_step(
-        self,
-        weight: Tensor,
-        gradient: Tensor,
-        averages: tuple[Tensor, ...],
-        step: float,
-        rate: float,
-        weight_decay: float,
-    ) -> tuple[Tensor, ...]:
-        """Return the amount to subtract from a whole `weight`, and the new averages."""
-        ...
-
-
 class AdafactorSteps(WholeTensorSteps):
     """Optimizer that applies Adafactor's steps to `groups`."""
 
-    def __init__(self, groups: list[ParameterGroup], settings: AdafactorFormula) -> None:
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        settings: OptimizerSettings,
+        compute_step: Callable[..., tuple[Tensor, ...]],
+    ) -> None:
+        """Take steps by `compute_step` of `optim.Adafactor`, whose `settings` these are."""
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
-        self._settings = settings
+        self._compute_step = compute_step
 
     def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
         """Return the computation of a whole step and of the new averages."""
@@ -227,25 +206,18 @@ class AdafactorSteps(WholeTensorSteps):
         assert parameter.grad is not None
         gradient = Rows.of(parameter.grad)
         change = Rows(torch.empty_like(gradient.local), gradient.count)
-        compute = functools.partial(
-            self._compute, float(state["step"]), group["lr"], group["weight_decay"]
-        )
+
+        def compute(weight: Tensor, gradient: Tensor, *averages: Tensor) -> tuple[Tensor, ...]:
+            step = float(state["step"])
+            return self._compute_step(
+                weight, gradient, averages, step, group["lr"], group["weight_decay"]
+            )
+
         return WholeTask([Rows.of(parameter), gradient, *averages], [change, *averages], compute)
 
     def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
         """Subtract the step."""
         to_local(parameter).sub_(outputs[0].local)
-
-    def _compute(
-        self,
-        step: float,
-        rate: float,
-        decay: float,
-        weight: Tensor,
-        gradient: Tensor,
-        *averages: Tensor,
-    ) -> tuple[Tensor, ...]:
-        return self._settings.compute_step(weight, gradient, averages, step, rate, decay)
 
 
 def _make_averages(parameter: Tensor) -> dict[str, Tensor]:
@@ -268,65 +240,37 @@ def _make_zeros(shape: torch.Size, like: Tensor) -> Tensor:
     return torch.zeros(shape, device=like.device)
 
 
-class MuonFormula(Protocol):
-    """Protocol of the settings that a step reads, implemented by `trainrig.optim.Muon`."""
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """The weight decay of groups without their own."""
-        ...
-
-    @property
-    def products(self) -> str:
-        """The name of the dtype of the products in orthogonalisation."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """The name of the dtype of the average."""
-        ...
-
-    def compute_direction(self, gradient: Tensor, average: Tensor) -> Tensor:
-        """Update `average` with a piece's `gradient`, and return the direction of the step."""
-        ...
-
-    def build_orthogonaliser(self, dtype: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """Return a function that makes the singular values of a whole matrix nearly 1."""
-        ...
-
-    def step_scale(self, shape: tuple[int, ...]) -> float:
-        """Return the factor of the learning rate for a matrix of this shape."""
-        ...
-
-
 class MuonSteps(WholeTensorSteps):
     """Optimizer that applies Muon's steps to `groups` of matrices or stacks of them."""
 
-    def __init__(self, groups: list[ParameterGroup], settings: MuonFormula) -> None:
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        settings: OptimizerSettings,
+        average: torch.dtype,
+        compute_direction: Callable[[Tensor, Tensor], Tensor],
+        orthogonalise: Callable[[Tensor], tuple[Tensor, ...]],
+        step_scale: Callable[[tuple[int, ...]], float],
+    ) -> None:
+        """Take steps by the functions of `optim.Muon`, with averages of the dtype `average`."""
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
-        self._settings = settings
-        self._orthogonalise = settings.build_orthogonaliser(getattr(torch, settings.products))
+        self._average = average
+        self._compute_direction = compute_direction
+        self._orthogonalise = orthogonalise
+        self._step_scale = step_scale
 
     def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
         """Return the orthogonalisation of the whole average, after the average is updated."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
-            dtype = getattr(torch, self._settings.state)
-            state["momentum"] = torch.zeros_like(parameter, dtype=dtype)
-        along = self._settings.compute_direction(
-            to_local(parameter.grad), to_local(state["momentum"])
-        )
+            state["momentum"] = torch.zeros_like(parameter, dtype=self._average)
+        along = self._compute_direction(to_local(parameter.grad), to_local(state["momentum"]))
         rows = Rows(along, parameter.shape[0])
         return WholeTask([rows], [rows], self._orthogonalise)
 
     def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
         """Shrink the weights, and subtract the orthogonal direction times the rate."""
-        rate = group["lr"] * self._settings.step_scale(tuple(parameter.shape))
+        rate = group["lr"] * self._step_scale(tuple(parameter.shape))
         weight = to_local(parameter).mul_(1 - group["lr"] * group["weight_decay"])
         weight.sub_(outputs[0].local.mul_(rate))

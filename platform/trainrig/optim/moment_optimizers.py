@@ -7,6 +7,7 @@ with momentum: Sutskever et al. 2013.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -43,10 +44,37 @@ def check_rounded(state: StateDtype, *decays: float) -> None:
         )
 
 
-class TwoMoments(OptimizerSettings):
-    """Settings of Adam and AdamW, which set their own defaults."""
+class ElementwiseSettings(OptimizerSettings):
+    """Base of optimizers whose step of an element depends on its own gradients alone."""
 
     elementwise: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # subclasses declare these, `state` as the name of the dtype of the state
+        state: str
+
+        @property
+        def state_names(self) -> Sequence[str]:
+            """Names of the state tensors of each parameter, which have the parameter's shape."""
+
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        import torch  # here because torch is slow to import
+
+        from trainrig.optim.elementwise import ElementwiseOptimizer
+
+        dtype = getattr(torch, self.state)
+        return ElementwiseOptimizer(groups, self, dtype, self.state_names, self.update)
+
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
+        """Change a piece of a parameter and its `state` in place; `state["step"]` counts from 1."""
+        raise NotImplementedError
+
+
+class TwoMoments(ElementwiseSettings):
+    """Settings of Adam and AdamW, which set their own defaults."""
+
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     decoupled: ClassVar[bool]  # True if weight decay is decoupled from the gradient
 
@@ -66,10 +94,7 @@ class TwoMoments(OptimizerSettings):
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the bytes of a parameter's two averages."""
-        elements = 1
-        for size in shape:
-            elements *= size
-        return 2 * STATE_BYTES[self.state] * elements
+        return 2 * STATE_BYTES[self.state] * math.prod(shape)
 
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
         """Build the optimizer over `groups` at its peak rate; the training loop sets the rates.
@@ -81,9 +106,7 @@ class TwoMoments(OptimizerSettings):
         vectors. torch's unfused steps update the other tensors.
         """
         if self.state != "float32":
-            from trainrig.optim.elementwise import ElementwiseOptimizer
-
-            return ElementwiseOptimizer(groups, self)
+            return super().build(groups)
         from trainrig.optim.parameter_groups import OptimizerSet
 
         fusable: list[ParameterGroup] = []
@@ -152,26 +175,14 @@ def _is_fused(parameter: "nn.Parameter") -> bool:
 
 def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
     """Make all gradients contiguous, because the fused CPU kernel reads them as if they were."""
-    from torch.distributed.tensor import DTensor
-
-    from trainrig.optim.elementwise import to_local
+    from trainrig.optim.elementwise import lay_out_like, to_local
 
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None or to_local(parameter.grad).is_contiguous():
-                continue
-            rows = to_local(parameter.grad).contiguous()
-            # a DTensor's own strides do not describe its local piece
-            if isinstance(parameter.grad, DTensor):
-                rows = DTensor.from_local(
-                    rows,
-                    parameter.grad.device_mesh,
-                    parameter.grad.placements,
-                    run_check=False,
-                    shape=parameter.grad.shape,
-                    stride=parameter.grad.stride(),
-                )
-            parameter.grad = rows
+            # A DTensor's own strides do not describe its local piece.
+            if parameter.grad is not None and not to_local(parameter.grad).is_contiguous():
+                rows = to_local(parameter.grad).contiguous()
+                parameter.grad = lay_out_like(rows, parameter.grad)
 
 
 class Adam(TwoMoments):
@@ -205,14 +216,13 @@ class AdamW(TwoMoments):
         return elementwise_share(role, multiple)
 
 
-class Lion(OptimizerSettings):
+class Lion(ElementwiseSettings):
     """Lion: each weight moves up or down by the learning rate; half the memory of AdamW.
 
     Its learning rate should be 3 to 10 times below AdamW's, and its weight decay as many times
     above (section 5 of the paper).
     """
 
-    elementwise: ClassVar[bool] = True
     transfers_width: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
@@ -240,13 +250,6 @@ class Lion(OptimizerSettings):
         """
         return elementwise_share(role, multiple)
 
-    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
-        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
-        # here because torch is slow to import
-        from trainrig.optim.elementwise import ElementwiseOptimizer
-
-        return ElementwiseOptimizer(groups, self)
-
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
@@ -260,10 +263,8 @@ class Lion(OptimizerSettings):
         state["exp_avg"].copy_(average.mul_(kept).add_(gradient * (1 - kept)))
 
 
-class SGD(OptimizerSettings):
+class SGD(ElementwiseSettings):
     """Stochastic gradient descent, along the gradient or a decaying sum of gradients."""
-
-    elementwise: ClassVar[bool] = True
 
     kind: Literal["SGD"] = "SGD"
     lr: Positive = 0.01  # peak learning rate
@@ -289,13 +290,6 @@ class SGD(OptimizerSettings):
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the bytes of a parameter's sum of gradients."""
         return math.prod(shape) * STATE_BYTES[self.state] if self.momentum else 0
-
-    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
-        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
-        # here because torch is slow to import
-        from trainrig.optim.elementwise import ElementwiseOptimizer
-
-        return ElementwiseOptimizer(groups, self)
 
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any

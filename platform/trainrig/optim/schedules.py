@@ -39,9 +39,16 @@ class _Warmed(Settings):
             )
         return self.warmup
 
+    def multiplier(self, step: int, steps: int) -> float:
+        """Return the share of the peak at `step` of `steps`; that of the last step after it."""
+        warmup = self.warmup_steps(steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        return 1.0 if (step, steps) == (0, 1) else self._compute_after(step, steps, warmup)
 
-def _is_only_step(step: int, steps: int) -> bool:
-    return step == 0 and steps == 1
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
+        """Return the share of the peak after the warm-up."""
+        return 1.0
 
 
 class Cosine(_Warmed):
@@ -51,13 +58,7 @@ class Cosine(_Warmed):
     # Learning rate at the end, as a share of the peak; the default is Llama's (arXiv:2302.13971).
     floor: float = Field(default=0.1, ge=0, le=1)
 
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
-        warmup = self.warmup_steps(steps)
-        if step < warmup:
-            return (step + 1) / warmup
-        if _is_only_step(step, steps):
-            return 1.0
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
         fallen = min(1.0, (step + 1 - warmup) / (steps - warmup))  # share of the way down
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * fallen)) / 2
 
@@ -70,13 +71,7 @@ class Polynomial(_Warmed):
     # Learning rate at the end, as a share of the peak.
     floor: float = Field(default=0.0, ge=0, le=1)
 
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
-        warmup = self.warmup_steps(steps)
-        if step < warmup:
-            return (step + 1) / warmup
-        if _is_only_step(step, steps):
-            return 1.0
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
         left = max(0.0, (steps - step - 1) / (steps - warmup))
         return float(self.floor + (1 - self.floor) * left**self.power)
 
@@ -91,13 +86,7 @@ class Linear(_Warmed):
     # Learning rate at the end, as a share of the peak.
     floor: float = Field(default=0.0, ge=0, le=1)
 
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
-        warmup = self.warmup_steps(steps)
-        if step < warmup:
-            return (step + 1) / warmup
-        if _is_only_step(step, steps):
-            return 1.0
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
         left = max(0.0, (steps - step - 1) / (steps - warmup))
         return self.floor + (1 - self.floor) * left
 
@@ -113,11 +102,7 @@ class InverseSquareRoot(_Warmed):
     # None: the length of the warm-up, as in the paper.
     timescale: int | None = Field(default=None, ge=1)
 
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`."""
-        warmup = self.warmup_steps(steps)
-        if step < warmup:
-            return (step + 1) / warmup
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
         scale = self.timescale or max(1, warmup)
         return math.sqrt(scale / (scale + max(0, step + 1 - max(1, warmup))))
 
@@ -126,11 +111,6 @@ class Constant(_Warmed):
     """Warm-up, then a constant rate at the peak."""
 
     kind: Literal["Constant"] = "Constant"
-
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`."""
-        warmup = self.warmup_steps(steps)
-        return (step + 1) / warmup if step < warmup else 1.0
 
 
 class WarmupStableDecay(_Warmed):
@@ -155,20 +135,14 @@ class WarmupStableDecay(_Warmed):
         """Return the number of steps of a run of `steps` steps before the rate begins to fall."""
         return max(steps - math.ceil(self.decay * steps), self.warmup_steps(steps))
 
-    def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`; `floor` from the last step on."""
-        warmup = self.warmup_steps(steps)
+    def _compute_after(self, step: int, steps: int, warmup: int) -> float:
         stable = self.stable_steps(steps)
-        if step < warmup:
-            return (step + 1) / warmup
-        if step < stable or _is_only_step(step, steps):
+        if step < stable:
             return 1.0
         fallen = min(1.0, (step + 1 - stable) / (steps - stable))  # share of the way down
-        return self.floor + (1 - self.floor) * self._compute_left(fallen)
-
-    def _compute_left(self, fallen: float) -> float:
+        left = 1 - math.sqrt(fallen)
         if self.form == "linear":
-            return 1 - fallen
-        if self.form == "cosine":
-            return (1 + math.cos(math.pi * fallen)) / 2
-        return 1 - math.sqrt(fallen)
+            left = 1 - fallen
+        elif self.form == "cosine":
+            left = (1 + math.cos(math.pi * fallen)) / 2
+        return self.floor + (1 - self.floor) * left

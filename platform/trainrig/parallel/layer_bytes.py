@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from trainrig.models.architecture import shapes
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, ParallelBlock
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.architecture.shapes import (
+    DecoderShapes,
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    ProjectionShape,
+)
 from trainrig.parallel.recompute import Kept
 
 
@@ -41,7 +47,7 @@ def cut_model(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
 
 
 @cache
-def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> shapes.DecoderShapes:
+def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
     """Return the shapes of every matrix of `cut_model`, with the router of the whole model."""
     local = cut_model(model, tensor, expert).shapes
     if expert == 1:
@@ -53,13 +59,13 @@ def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> shapes.Decoder
     return replace(local, layers=layers)
 
 
-def _with_router(mine: shapes.LayerShape, whole: shapes.LayerShape) -> shapes.LayerShape:
+def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
     part = mine.feedforward
     of_whole = whole.feedforward
-    if isinstance(part, shapes.FeedForwardShape) or isinstance(of_whole, shapes.FeedForwardShape):
+    if isinstance(part, FeedForwardShape) or isinstance(of_whole, FeedForwardShape):
         return mine
     router = replace(part, router=of_whole.router, balance_bias=of_whole.balance_bias)
-    assert isinstance(router, shapes.MixtureShape)
+    assert isinstance(router, MixtureShape)
     return replace(mine, feedforward=router)
 
 
@@ -92,11 +98,7 @@ def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAd
 
 
 def estimate_kept(
-    layer: shapes.LayerShape,
-    adapters: LayerAdapters | None,
-    model: DecoderConfig,
-    size: int,
-    split: int,
+    layer: LayerShape, adapters: LayerAdapters | None, model: DecoderConfig, size: int, split: int
 ) -> dict[Kept, float]:
     """Return the bytes per token that `layer` keeps for the backward pass, by kind of data.
 
@@ -116,11 +118,7 @@ def estimate_keys_and_values(model: DecoderConfig, size: int) -> float:
 
 
 def _estimate_all_kept(
-    layer: shapes.LayerShape,
-    adapters: LayerAdapters | None,
-    model: DecoderConfig,
-    size: int,
-    split: int,
+    layer: LayerShape, adapters: LayerAdapters | None, model: DecoderConfig, size: int, split: int
 ) -> float:
     """Return the bytes per token that `layer` keeps if nothing is recomputed."""
     norms = (
@@ -142,16 +140,14 @@ def _estimate_all_kept(
     return kept + _estimate_added_by_adapters(layer, adapters, size, split)
 
 
-def estimate_kept_compiled(
-    layer: shapes.LayerShape, model: DecoderConfig, size: int
-) -> float | None:
+def estimate_kept_compiled(layer: LayerShape, model: DecoderConfig, size: int) -> float | None:
     """Return the bytes per token that a compiled `layer` keeps without explicit recomputation.
 
     torch's compiler recomputes everything but matrix products. It keeps the layer's input, the
     inputs and outputs of products, attention's log-sum-exp and the scales of norms. Returns None
     for kinds of layers where this is not known.
     """
-    if isinstance(layer.feedforward, shapes.MixtureShape) or layer.attention.added:
+    if isinstance(layer.feedforward, MixtureShape) or layer.attention.added:
         return None
     if layer.attention_output_norm or layer.feedforward_output_norm:
         return None
@@ -168,7 +164,7 @@ def estimate_kept_compiled(
 
 
 def _estimate_added_by_adapters(
-    layer: shapes.LayerShape, adapters: LayerAdapters, size: int, split: int
+    layer: LayerShape, adapters: LayerAdapters, size: int, split: int
 ) -> float:
     """Return the bytes per token that adapters add to what `layer` keeps without them.
 
@@ -194,10 +190,10 @@ def _estimate_added_by_adapters(
     return found
 
 
-def list_projections(layer: shapes.LayerShape) -> Iterator[tuple[str, str, shapes.ProjectionShape]]:
+def list_projections(layer: LayerShape) -> Iterator[tuple[str, str, ProjectionShape]]:
     """Yield (name, name of its input, shape) of each projection of `layer` that may be adapted."""
     attention = layer.attention
-    added = {n: e for n, e in attention.added.items() if isinstance(e, shapes.ProjectionShape)}
+    added = {n: e for n, e in attention.added.items() if isinstance(e, ProjectionShape)}
     for name, part in {
         "query": attention.query,
         "key": attention.key,
@@ -206,10 +202,10 @@ def list_projections(layer: shapes.LayerShape) -> Iterator[tuple[str, str, shape
     }.items():
         yield f"attention.{name}", "attention", part
     yield "attention.output", "seen", attention.output
-    mixture = isinstance(layer.feedforward, shapes.MixtureShape)
+    mixture = isinstance(layer.feedforward, MixtureShape)
     dense = (
         layer.feedforward.shared
-        if isinstance(layer.feedforward, shapes.MixtureShape)
+        if isinstance(layer.feedforward, MixtureShape)
         else layer.feedforward
     )
     if dense is None:
@@ -221,13 +217,13 @@ def list_projections(layer: shapes.LayerShape) -> Iterator[tuple[str, str, shape
     yield f"{before}.down", "between", dense.down
 
 
-def _list_sources(layer: shapes.LayerShape, split: int) -> dict[str, float]:
+def _list_sources(layer: LayerShape, split: int) -> dict[str, float]:
     """Return the numbers per token of inputs kept only for projections, by name of the input."""
     found = {}
     if layer.attention_norm is not None:
         found["attention"] = layer.attention_norm.channels / split
     # experts and router of a mixture read it too
-    if isinstance(layer.feedforward, shapes.FeedForwardShape):
+    if isinstance(layer.feedforward, FeedForwardShape):
         if layer.feedforward_norm is not None:
             found["feedforward"] = layer.feedforward_norm.channels / split
         found["between"] = float(layer.feedforward.down.inputs)
@@ -235,11 +231,7 @@ def _list_sources(layer: shapes.LayerShape, split: int) -> dict[str, float]:
 
 
 def _estimate_kept_products(
-    layer: shapes.LayerShape,
-    adapters: LayerAdapters | None,
-    model: DecoderConfig,
-    size: int,
-    split: int,
+    layer: LayerShape, adapters: LayerAdapters | None, model: DecoderConfig, size: int, split: int
 ) -> float:
     """Return the bytes per token that `layer` keeps if everything but products is recomputed.
 
@@ -255,7 +247,7 @@ def _estimate_kept_products(
             for name, _, part in list_projections(layer)
             if name in adapters.targets
         )
-    if not isinstance(mixture, shapes.MixtureShape):
+    if not isinstance(mixture, MixtureShape):
         return size * (products + channels)
     products -= mixture.experts.up.active * channels
     products += 0 if mixture.shared is None else channels
@@ -263,7 +255,7 @@ def _estimate_kept_products(
 
 
 def _estimate_kept_by_mixture(
-    layer: shapes.LayerShape, model: DecoderConfig, size: int, split: int
+    layer: LayerShape, model: DecoderConfig, size: int, split: int
 ) -> float:
     """Return the bytes per token that a mixture of experts keeps beyond a dense feed-forward part.
 
@@ -271,7 +263,7 @@ def _estimate_kept_by_mixture(
     and two weights. The router also reads the input in float32 and as whole rows.
     """
     mixture = layer.feedforward
-    if not isinstance(mixture, shapes.MixtureShape):
+    if not isinstance(mixture, MixtureShape):
         return 0.0
     experts = mixture.router.outputs
     active = mixture.experts.up.active
@@ -283,7 +275,7 @@ def _estimate_kept_by_mixture(
     return routing + size * (ones + gated) + model.channels * (whole - size / split)
 
 
-def _count_product_outputs(layer: shapes.LayerShape, model: DecoderConfig) -> int:
+def _count_product_outputs(layer: LayerShape, model: DecoderConfig) -> int:
     """Return the outputs per token of the products of `layer`, without those added to the residual.
 
     The inputs and outputs of experts are copies and count as well.
@@ -293,7 +285,7 @@ def _count_product_outputs(layer: shapes.LayerShape, model: DecoderConfig) -> in
     # queries, keys, values and the output of attention
     heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)
     copies = 0
-    if isinstance(mixture, shapes.MixtureShape):
+    if isinstance(mixture, MixtureShape):
         copies = 2 * mixture.experts.up.active * shape.channels  # inputs and outputs of the experts
     return (
         heads
@@ -303,25 +295,23 @@ def _count_product_outputs(layer: shapes.LayerShape, model: DecoderConfig) -> in
     )
 
 
-def _count_added(layer: shapes.LayerShape) -> int:
+def _count_added(layer: LayerShape) -> int:
     """Return the outputs per token of the extra projections that the kind of attention adds."""
     added = layer.attention.added.values()
     return sum(
-        projection.outputs for projection in added if isinstance(projection, shapes.ProjectionShape)
+        projection.outputs for projection in added if isinstance(projection, ProjectionShape)
     )
 
 
-def compute_feedforward_width(layer: shapes.LayerShape) -> int:
+def compute_feedforward_width(layer: LayerShape) -> int:
     """Return the hidden width of the feed-forward part, summed over a token's active experts."""
     part = layer.feedforward
-    if isinstance(part, shapes.FeedForwardShape):
+    if isinstance(part, FeedForwardShape):
         return part.up.outputs
     shared = 0 if part.shared is None else part.shared.up.outputs
     return part.experts.up.active * part.experts.up.outputs + shared
 
 
-def _is_gated(layer: shapes.LayerShape) -> bool:
+def _is_gated(layer: LayerShape) -> bool:
     part = layer.feedforward
-    return (
-        part.gate if isinstance(part, shapes.FeedForwardShape) else part.experts.gate
-    ) is not None
+    return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None

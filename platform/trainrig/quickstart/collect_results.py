@@ -10,7 +10,6 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainrig import config, manifest, storage
@@ -20,7 +19,8 @@ from trainrig.evaluate.scorecards import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
-from trainrig.quickstart import injected_faults, quickstart_results
+from trainrig.quickstart import injected_faults
+from trainrig.quickstart import quickstart_results as results
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.quickstart_law import fit_scaling
 from trainrig.quickstart.site.site_plan import Plant, read_plants
@@ -60,83 +60,81 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The manifests of all stages."""
-
-    pages: Manifest
-    documents: Manifest
-    tokenizer: Manifest
-    tokens: Manifest
-    model: Manifest
-    conversations: Manifest
-    tuned: Manifest
-    pairs: Manifest
-    aligned: Manifest
-    scores_early: Manifest
-    scores_model: Manifest
-    scores_tuned: Manifest
-    scores_aligned: Manifest
-
-    @classmethod
-    def read(cls, at: Folders) -> "_Made":
-        names = cls.__dataclass_fields__
-        return cls(**{name: manifest.read_manifest(getattr(at, name)) for name in names})
+# The stages with a manifest, by their folder in `Folders`.
+STAGES = (
+    "pages",
+    "documents",
+    "tokenizer",
+    "tokens",
+    "model",
+    "conversations",
+    "tuned",
+    "pairs",
+    "aligned",
+    "scores_early",
+    "scores_model",
+    "scores_tuned",
+    "scores_aligned",
+)
 
 
-def collect_results(at: Folders, with_law: bool = False) -> quickstart_results.QuickstartResults:
+def _read_manifests(at: Folders) -> dict[str, Manifest]:
+    return {name: manifest.read_manifest(getattr(at, name)) for name in STAGES}
+
+
+def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartResults:
     """Collect the results of the finished quickstart in `at`; `with_law` includes its sweep."""
-    made = _Made.read(at)
+    made = _read_manifests(at)
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
-    checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
-    dropped, pairs = _count_dropped(at, made.documents)
-    return quickstart_results.QuickstartResults(
+    checked, lost, repeated = _check_samples(at, made["model"].counts["steps"])
+    dropped, pairs = _count_dropped(at, made["documents"])
+    return results.QuickstartResults(
         stages=_collect_stages(made) + (_read_sweep_stage(at) if with_law else ()),
-        documents_in=made.documents.counts["documents_in"],
-        documents_kept=made.documents.counts["documents_kept"],
+        documents_in=made["documents"].counts["documents_in"],
+        documents_kept=made["documents"].counts["documents_kept"],
         dropped=dropped,
         planted=_count_planted(
             injected_faults.find_outcomes(read_plants(at.planted), at.documents)
         ),
         near_duplicates=pairs,
-        tokens_by_source=made.tokens.counts["train_tokens_of"],
-        vocabulary=made.tokens.counts["vocabulary"],
-        parameters=made.model.counts["parameters"],
+        tokens_by_source=made["tokens"].counts["train_tokens_of"],
+        vocabulary=made["tokens"].counts["vocabulary"],
+        parameters=made["model"].counts["parameters"],
         loss=tuple(_build_loss_point(line) for line in lines),
         held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
         restarts=_find_restarts(run, lines),
         speed=tuple(
-            quickstart_results.SpeedPoint(line["step"], line["train/tokens_per_second"])
+            results.SpeedPoint(line["step"], line["train/tokens_per_second"])
             for line in metrics.read_series(at.model)
         ),
         samples_checked=checked,
         samples_lost=lost,
         samples_repeated=repeated,
         tuning=tuple(
-            quickstart_results.TuningPoint(line["step"], line["train/loss"])
+            results.TuningPoint(line["step"], line["train/loss"])
             for line in metrics.read_series(at.tuned)
         ),
-        preferences=_read_preferences(at, made.pairs.counts["held_out_pairs"]),
+        preferences=_read_preferences(at, made["pairs"].counts["held_out_pairs"]),
         scores=_read_scores(at),
         generations=_generate_answers(at),
-        versions=made.aligned.environment,
+        versions=made["aligned"].environment,
         machine=f"{platform.platform()}, {os.cpu_count()} CPUs",
         manifests={
             name: storage.compute_sha256(storage.join(getattr(at, name), manifest.MANIFEST))
-            for name in _Made.__dataclass_fields__
+            for name in STAGES
         },
         commands=_list_commands(at),
         scaling=fit_scaling(at) if with_law else None,
     )
 
 
-def summarise(at: Folders, told: quickstart_results.QuickstartResults) -> dict[str, Any]:
+def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
     """Return the quickstart's JSON summary."""
     found = injected_faults.find_outcomes(read_plants(at.planted), at.documents)
     duplicates = injected_faults.tally(found, injected_faults.DUPLICATES)
     personal = injected_faults.tally(found, ["personal_data"])
-    made = _Made.read(at)
+    made = _read_manifests(at)
     return {
         "documents_in": told.documents_in,
         "documents_kept": told.documents_kept,
@@ -144,16 +142,16 @@ def summarise(at: Folders, told: quickstart_results.QuickstartResults) -> dict[s
         "duplicates_caught": duplicates["caught"],
         "pii_planted": sum(personal.values()),
         "pii_caught": personal["caught"],
-        "train_tokens": made.model.counts["train_tokens"],
+        "train_tokens": made["model"].counts["train_tokens"],
         "parameters": told.parameters,
-        "loss_first": made.model.counts["loss_first"],
-        "loss_last": made.model.counts["loss_last"],
+        "loss_first": made["model"].counts["loss_first"],
+        "loss_last": made["model"].counts["loss_last"],
         "bits_per_byte": {score.domain: score.bits_per_byte[-1] for score in told.scores},
         **{
             f"bits_per_byte_{model}": {
                 score.domain: score.bits_per_byte[n] for score in told.scores
             }
-            for n, model in enumerate(quickstart_results.MODELS[:-1])
+            for n, model in enumerate(results.MODELS[:-1])
         },
         "pairs_right": told.preferences.held_out.accuracy,
         "restarts": len(told.restarts),
@@ -165,7 +163,7 @@ def summarise(at: Folders, told: quickstart_results.QuickstartResults) -> dict[s
     }
 
 
-def _summarise_scaling(found: quickstart_results.Scaling) -> dict[str, Any]:
+def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
     if found.plan is None:
         return {"points": len(found.points), "problem": found.problem}
     return {
@@ -178,43 +176,43 @@ def _summarise_scaling(found: quickstart_results.Scaling) -> dict[str, Any]:
     }
 
 
-def _collect_stages(made: _Made) -> tuple[quickstart_results.StageResult, ...]:
-    pages = made.pages.counts
-    tuned = made.tuned.counts
-    aligned = made.aligned.counts
-    scores = (made.scores_early, made.scores_model, made.scores_tuned, made.scores_aligned)
-    tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
-    tuned_seconds = made.conversations.seconds + made.tuned.seconds
-    aligned_seconds = made.pairs.seconds + made.aligned.seconds
-    bits = made.scores_aligned.counts["bits_per_byte"]
-    kept = made.documents.counts["documents_kept"]
+def _collect_stages(made: Mapping[str, Manifest]) -> tuple[results.StageResult, ...]:
+    pages = made["pages"].counts
+    tuned = made["tuned"].counts
+    aligned = made["aligned"].counts
+    tokens_seconds = made["tokenizer"].seconds + made["tokens"].seconds
+    tuned_seconds = made["conversations"].seconds + made["tuned"].seconds
+    aligned_seconds = made["pairs"].seconds + made["aligned"].seconds
+    bits = made["scores_aligned"].counts["bits_per_byte"]
+    kept = made["documents"].counts["documents_kept"]
     return (
-        quickstart_results.StageResult(
-            "pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"
+        results.StageResult("pages", made["pages"].seconds, pages["docs"] + pages["code"], "pages"),
+        results.StageResult("documents", made["documents"].seconds, kept, "documents"),
+        results.StageResult(
+            "tokens", tokens_seconds, made["tokens"].counts["train_tokens"], "tokens"
         ),
-        quickstart_results.StageResult("documents", made.documents.seconds, kept, "documents"),
-        quickstart_results.StageResult(
-            "tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"
+        results.StageResult(
+            "model", made["model"].seconds, made["model"].counts["parameters"], "parameters"
         ),
-        quickstart_results.StageResult(
-            "model", made.model.seconds, made.model.counts["parameters"], "parameters"
-        ),
-        quickstart_results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
-        quickstart_results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
-        quickstart_results.StageResult(
-            "scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"
+        results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
+        results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
+        results.StageResult(
+            "scores",
+            sum(made[name].seconds for name in STAGES if name.startswith("scores")),
+            bits["docs"],
+            "bits per byte, docs",
         ),
     )
 
 
-def _read_sweep_stage(at: Folders) -> tuple[quickstart_results.StageResult, ...]:
+def _read_sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
     made = manifest.read_manifest(at.sweep)
-    return (quickstart_results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
+    return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
 
 
 def _count_dropped(
     at: Folders, documents: Manifest
-) -> tuple[tuple[quickstart_results.Dropped, ...], tuple[quickstart_results.NearDuplicate, ...]]:
+) -> tuple[tuple[results.Dropped, ...], tuple[results.NearDuplicate, ...]]:
     """Count the dropped documents by reason, and list the least similar near-duplicates.
 
     Reasons are in the order in which curation decides.
@@ -232,29 +230,26 @@ def _count_dropped(
         if row["dropped_by"] == NEAR:
             copies.append((row["similarity"], row["url"], row["duplicate_of"]))
     urls = {row["id"]: row["url"] for row in read_rows(at.documents, KEPT, ["id", "url"])}
-    pairs = [
-        quickstart_results.NearDuplicate(url, urls[kept], s)
-        for s, url, kept in sorted(copies)[:PAIRS]
-    ]
+    pairs = [results.NearDuplicate(url, urls[kept], s) for s, url, kept in sorted(copies)[:PAIRS]]
     dropped = [
-        quickstart_results.Dropped(words, counts[kind], tuple(examples.get(kind, ())))
+        results.Dropped(words, counts[kind], tuple(examples.get(kind, ())))
         for kind, words in REASONS.items()
         if counts[kind]
     ]
     return tuple(dropped), tuple(pairs)
 
 
-def _count_planted(found: Mapping[Plant, Any]) -> tuple[quickstart_results.Planted, ...]:
+def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
     counts = injected_faults.count_by_kind(found)
     return tuple(
-        quickstart_results.Planted(words, sum(counts[kind].values()), **counts[kind])
+        results.Planted(words, sum(counts[kind].values()), **counts[kind])
         for kind, words in KINDS.items()
         if kind in counts
     )
 
 
-def _build_loss_point(line: Mapping[str, Any]) -> quickstart_results.LossPoint:
-    return quickstart_results.LossPoint(
+def _build_loss_point(line: Mapping[str, Any]) -> results.LossPoint:
+    return results.LossPoint(
         line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
     )
 
@@ -264,21 +259,19 @@ def _read_card(scores: str) -> dict[str, Any]:
     return card
 
 
-def _read_held_out(
-    scores: str, lines: Sequence[Mapping[str, Any]]
-) -> quickstart_results.HeldOutPoint:
+def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
     """Return the loss over the held-out documents of all sources, without conversations."""
     card = _read_card(scores)
     documents = [score for name, score in card["scores"].items() if name != "conversations"]
     nats = sum(score["loss"] * score["tokens"] for score in documents)
     tokens = next(line["train/tokens"] for line in lines if line["step"] == card["step"])
     loss = nats / sum(score["tokens"] for score in documents)
-    return quickstart_results.HeldOutPoint(card["step"], tokens, loss)
+    return results.HeldOutPoint(card["step"], tokens, loss)
 
 
 def _find_restarts(
     run: RunFolder, lines: Sequence[Mapping[str, Any]]
-) -> tuple[quickstart_results.Restart, ...]:
+) -> tuple[results.Restart, ...]:
     """Return each attempt that the fault injection ended, with its cost."""
     kills = [event for event in run.read_events() if event["event"] == injected_faults.KILLED]
     restarts = []
@@ -290,9 +283,7 @@ def _find_restarts(
         killed = next((kill for kill in kills if kill["attempt"] == before.number), None)
         if killed and again:
             seconds = again["time"] - killed["time"]
-            restarts.append(
-                quickstart_results.Restart(last, after.resumed_step, seconds, killed["target"])
-            )
+            restarts.append(results.Restart(last, after.resumed_step, seconds, killed["target"]))
     return tuple(restarts)
 
 
@@ -315,11 +306,11 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
     return checked, lost, repeated
 
 
-def _read_preferences(at: Folders, held_out_pairs: int) -> quickstart_results.Preferences:
+def _read_preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
     """Read the rewards of right and wrong answers from the run's metrics."""
     measured = metrics.read_held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
-    return quickstart_results.Preferences(
+    return results.Preferences(
         steps=tuple(
             _build_preference_point(line, "train/diagnostics/")
             for line in metrics.read_series(at.aligned)
@@ -331,21 +322,19 @@ def _read_preferences(at: Folders, held_out_pairs: int) -> quickstart_results.Pr
     )
 
 
-def _build_preference_point(
-    line: Mapping[str, Any], told: str
-) -> quickstart_results.PreferencePoint:
+def _build_preference_point(line: Mapping[str, Any], told: str) -> results.PreferencePoint:
     names = ("chosen_reward", "rejected_reward", "reward_accuracy")
-    return quickstart_results.PreferencePoint(line["step"], *(line[told + name] for name in names))
+    return results.PreferencePoint(line["step"], *(line[told + name] for name in names))
 
 
-def _read_scores(at: Folders) -> tuple[quickstart_results.DomainScore, ...]:
+def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
     cards = [
         _read_card(at.scores_model),
         _read_card(at.scores_tuned),
         _read_card(at.scores_aligned),
     ]
     return tuple(
-        quickstart_results.DomainScore(
+        results.DomainScore(
             domain=name,
             bits_per_byte=tuple(card["scores"][name]["bits_per_byte"] for card in cards),
             perplexity=tuple(card["scores"][name]["perplexity"] for card in cards),
@@ -354,22 +343,22 @@ def _read_scores(at: Folders) -> tuple[quickstart_results.DomainScore, ...]:
     )
 
 
-def _generate_answers(at: Folders) -> tuple[quickstart_results.PromptAnswers, ...]:
+def _generate_answers(at: Folders) -> tuple[results.PromptAnswers, ...]:
     """Generate the answer of each model to the first held-out questions."""
     models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
     questions = [json.loads(line)["messages"][0]["content"] for line in lines]
     return tuple(
-        quickstart_results.PromptAnswers(
+        results.PromptAnswers(
             question, tuple(_answer(model.speak(question, SPEECH, chat=True)) for model in models)
         )
         for question in questions
     )
 
 
-def _answer(spoken: Spoken) -> quickstart_results.ModelAnswer:
+def _answer(spoken: Spoken) -> results.ModelAnswer:
     stops = {"end": "end of turn", "length": "length", "positions": "positions"}
-    return quickstart_results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
+    return results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
 
 
 def _list_commands(at: Folders) -> tuple[tuple[str, str], ...]:

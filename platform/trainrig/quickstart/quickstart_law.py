@@ -4,8 +4,8 @@ import numpy as np
 
 from trainrig import storage
 from trainrig.errors import InputError
-from trainrig.quickstart import quickstart_results
 from trainrig.quickstart.folders import Folders
+from trainrig.quickstart.quickstart_results import Planned, Scaling, SweepPoint
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
 from trainrig.scaling.laws.law import IntervalEstimate
 from trainrig.scaling.laws.runs_files import read_table
@@ -20,35 +20,27 @@ TIMES = 10.0  # Compute of the planned run, as a multiple of the sweep's largest
 LENGTH = 256  # Tokens in a sequence of the planned run, as in the quickstart's model.
 
 
-def fit_scaling(at: Folders) -> quickstart_results.Scaling:
+def fit_scaling(at: Folders) -> Scaling:
     """Fit the scaling law of the finished sweep of `at`, write it, and plan a run by it.
 
     So few runs may not suffice for a law or a plan; the result then has the reason instead.
     """
     runs = read_table(at.sweep)
     try:
-        fitted = _fit_law(runs, at.sweep)
+        fitted = fit_law(runs, LawFit(), NAME, at.sweep)
+        write_fit(at.sweep, fitted)
         plan, lines = _make_plan(at, fitted)
     except InputError as error:  # No law, or its best model is too small to plan.
         points = _build_points(runs, np.full(len(runs), np.nan))
-        return quickstart_results.Scaling(points=points, problem=str(error))
-    return quickstart_results.Scaling(
+        return Scaling(points=points, problem=str(error))
+    return Scaling(
         points=_build_points(fitted.runs, predict(fitted.law.form, fitted.runs)),
         constants=tuple(
             (name, f"{estimate.value:.4g}", _format_interval(estimate))
             for name, estimate in fitted.law.estimates.items()
         ),
-        plan=quickstart_results.Planned(
-            plan.asked, plan.size.parameters, plan.size.tokens, plan.loss, lines
-        ),
+        plan=Planned(plan.asked, plan.size.parameters, plan.size.tokens, plan.loss, lines),
     )
-
-
-def _fit_law(runs: RunsTable, source: str) -> Fitted:
-    """Fit the law, validated on held-back runs if enough others remain, and write it."""
-    fitted = fit_law(runs, LawFit(), NAME, source)
-    write_fit(source, fitted)
-    return fitted
 
 
 def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
@@ -70,9 +62,9 @@ def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...
     return plan, tuple(lines)
 
 
-def _build_points(runs: RunsTable, predicted: Floats) -> tuple[quickstart_results.SweepPoint, ...]:
+def _build_points(runs: RunsTable, predicted: Floats) -> tuple[SweepPoint, ...]:
     return tuple(
-        quickstart_results.SweepPoint(
+        SweepPoint(
             parameters=int(runs.parameters[row]),
             tokens=int(runs.tokens[row]),
             loss=float(runs.loss[row]),

@@ -145,13 +145,10 @@ class Session:
     def __init__(
         self, folder: Path, session: str, daemons: Mapping[str, int], head: tuple[str, int]
     ) -> None:
-        """Describe a Ray that is already running.
+        """Describe a running Ray with the private folder `folder`, and its session folder in that.
 
-        Args:
-            folder: the private folder of Ray.
-            session: Ray's session folder, below `folder`.
-            daemons: ids of Ray's main processes by name; empty on a system without /proc.
-            head: address and port of the GCS.
+        `daemons`: ids of Ray's main processes by name; empty on a system without /proc. `head`:
+        address and port of the GCS.
         """
         self.folder = folder
         self.session = session

@@ -107,7 +107,10 @@ class LocalFiles:
         make_parent(path)
         temporary = _make_temporary_name(path)
         try:
-            _write_synced(temporary, data)
+            with Path(temporary).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             os.link(temporary, path)  # atomic, and never replaces
         except FileExistsError:
             return False
@@ -215,13 +218,6 @@ LOCAL = LocalFiles()
 def _make_temporary_name(path: str) -> str:
     target = Path(path)
     return str(target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"))
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    with Path(path).open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: str) -> None:

@@ -85,14 +85,8 @@ def decide_pause(
 ) -> float | None:
     """Return the seconds to wait before a request is retried, or None if its time is over.
 
-    Logs a warning once the request has failed for some time.
-
-    Args:
-        address: URL or location of the request, for the warning.
-        problem: The error of the last attempt.
-        waited: Seconds since the first attempt failed.
-        attempts: Number of failed attempts.
-        answered: Whether a server answered at all.
+    Logs a warning once the request has failed for some time. `waited`: seconds since the first of
+    `attempts` failed. `answered`: whether a server answered at all.
     """
     allowed = get_retry_seconds()
     if not answered:

@@ -273,14 +273,9 @@ class RunComparison:
         agreed_to_stop: Callable[[str], bool],
         mesh: "WorkerMesh",
     ) -> None:
-        """Set up the comparison.
+        """Set up the comparison of the run in `folder`; `asked` is None if nothing is compared.
 
-        Args:
-            folder: The run folder.
-            asked: What to ask the model; None: nothing.
-            agreement: Collective decisions of all ranks.
-            agreed_to_stop: Called with what the ranks are doing; returns the same on all ranks.
-            mesh: The ranks that hold the model.
+        `agreed_to_stop` is called with what the ranks are doing, and returns the same on all ranks.
         """
         self._folder = folder
         self._asked = asked

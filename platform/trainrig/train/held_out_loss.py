@@ -154,15 +154,9 @@ def evaluate(
 ) -> "Loss | None":
     """Compute the loss of `model` on `sets`, or return None if all ranks agreed to stop.
 
-    Collective: every rank must call it.
-
-    Args:
-        objective: The loss to compute.
-        model: The model, sharded over `mesh`.
-        sets: The held-out micro-batches; all ranks have the same.
-        agreed_to_stop: Called before each micro-batch; returns the same on all ranks.
-        mesh: The ranks that hold `model`.
-        others: The run's other models, by name, that compute inputs of the objective.
+    Collective: every rank must call it, with the same `sets`. `agreed_to_stop` is called before
+    each micro-batch, and returns the same on all ranks. `others` are models that compute inputs of
+    the objective, by name.
     """
     import torch
 

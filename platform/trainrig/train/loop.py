@@ -36,8 +36,6 @@ class LoopResult:
 
     step: int  # updates made, all of them saved
     stopped: bool  # True if the run was asked to stop before its last step
-    # True after a loss spike; the next attempt resumes from an earlier checkpoint
-    rolled_back: bool = False
 
 
 def train(
@@ -168,7 +166,7 @@ class _RankLoop:
         self._finish()
         unfinished = not self._at_the_end and self._then is not Next.END
         stopped = unfinished and not self._rolled_back
-        return LoopResult(self._state.step, stopped=stopped, rolled_back=self._rolled_back)
+        return LoopResult(self._state.step, stopped)
 
     def _measure_first(self) -> None:
         """Measure what an earlier attempt may have left unmeasured."""

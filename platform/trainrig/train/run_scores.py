@@ -36,14 +36,10 @@ class RunScores:
         agreed_to_stop: Callable[[str], bool],
         settle: Callable[[], None],
     ) -> None:
-        """Set up the scores.
+        """Set up the scores of an attempt at `job`.
 
-        Args:
-            job: The run.
-            attempt: The current attempt.
-            agreement: Collective decisions of all ranks.
-            agreed_to_stop: Called with what the ranks are doing; returns the same on all ranks.
-            settle: Waits until no checkpoint is being written.
+        `agreed_to_stop` is called with what the ranks are doing, and returns the same on all ranks.
+        `settle` waits until no checkpoint is being written.
         """
         self._training = job.training
         self._attempt = attempt

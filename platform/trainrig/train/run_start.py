@@ -251,7 +251,7 @@ def check_disk_space(job: TrainingJob) -> None:
     )
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
-    if kept * needed > free + _sum_bytes(f"{job.folder}/checkpoints"):
+    if kept * needed > free + sum(storage.list_sizes(f"{job.folder}/checkpoints").values()):
         log.warning("%s, and up to %d exist at a time: the disk may become full", what, kept)
 
 
@@ -272,7 +272,3 @@ def _measure_free_bytes(folder: str) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _sum_bytes(folder: str) -> int:
-    return sum(storage.list_sizes(folder).values())

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from trainrig import config
-from trainrig.launch.submit.run_paths import find_paths, is_there, with_absolute_paths
+from trainrig.config import with_absolute_paths
+from trainrig.launch.submit.run_paths import find_paths, is_there
 from trainrig.verbs import VERBS
 
 CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"

@@ -1,8 +1,7 @@
 from dataclasses import dataclass
 
 import pytest
-
-from trainrig.parallel.sharding.sum_tree import count_bytes_by_rank
+from support.link_bytes import count_bytes_by_rank
 
 
 @dataclass(frozen=True)

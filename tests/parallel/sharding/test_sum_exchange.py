@@ -1,8 +1,7 @@
 """Gradient sums: identical bits, whichever ranks add, and on however many levels."""
 
 import pytest
-
-from trainrig.parallel.sharding.sum_tree import count_bytes_by_rank
+from support.link_bytes import count_bytes_by_rank
 
 SHAPES = [(8, 8), (11, 8), (12, 3), (5, 5), (16, 16)]  # micro-batches, virtual workers
 

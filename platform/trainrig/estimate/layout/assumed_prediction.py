@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainrig.estimate import activation_bytes
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import layouts
-from trainrig.estimate.layout.communication import NOTHING, Cluster
+from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.step_prediction import (
     StepPrediction,
     StepSeconds,
@@ -20,8 +20,6 @@ from trainrig.estimate.layout.step_prediction import (
 from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.train.run_file.training_settings import Training
-
-_UNSENT = StepTraffic(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 
 
 @dataclass(frozen=True)
@@ -58,19 +56,8 @@ class AssumedPredictor:
                 batch.sequence_length,
                 self.masks,
             ),
-            traffic=_UNSENT,
-            seconds=StepSeconds(
-                products=self.flops / (peak * self.share),
-                attention=0.0,
-                elementwise=0.0,
-                tensor=0.0,
-                context=0.0,
-                expert=0.0,
-                pipeline=0.0,
-                bubble=0.0,
-                data=0.0,
-                optimizer=0.0,
-            ),
+            traffic=StepTraffic(),
+            seconds=StepSeconds(products=self.flops / (peak * self.share)),
             positions=batch.global_batch * batch.sequence_length,
             flops=self.flops,
             peak=peak,

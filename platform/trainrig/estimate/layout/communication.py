@@ -103,17 +103,13 @@ class Cluster:
             found = Sent(whole - far_bytes, far_bytes)
             latency = twice * self._time_tree(group)
         ring = found.inside + (0.0 if kind in ("send", "all-to-all") else found.across)
-        rate = self._find_bandwidth(self.inside, kind, planner_terms.INSIDE.value)
+        rate = self.inside.reached.get(kind, self.inside.bandwidth * planner_terms.INSIDE.value)
         near = ring / rate if group.inside > 1 else 0.0
         if kind == "send" and not found.across:
             near = found.inside / rate
         return Sent(
             found.inside, found.across, latency + max(near, self._time_far(kind, found.across))
         )
-
-    def _find_bandwidth(self, link: HardwareLink, kind: Collective, share: float) -> float:
-        """Return the bytes/s of `link`: as measured for `kind`, or `share` of its bandwidth."""
-        return link.reached.get(kind, link.bandwidth * share)
 
     def _time_far(self, kind: Collective, size: float) -> float:
         """Return the seconds in which each device sends `size` bytes to other machines.
@@ -262,7 +258,6 @@ def estimate_replica_traffic(
     degrees = layout.degrees
     sharded = cluster.group(degrees, ["context", "expert", "shard"])
     experts = cluster.group(degrees, ["context", "shard"])
-    replicas = cluster.group(degrees, ["replicate"])
     dense = held.total - held.experts
     expert_parameters = held.experts
     root = ends.rest + ends.embedding
@@ -273,12 +268,7 @@ def estimate_replica_traffic(
     layer_gathers += _gather(cluster, computed * expert_parameters, experts, layers)
     by_layer = layout.reshard == "layer"
     passes = 2 * micro_batches if by_layer else 1
-    trained = held.trained - held.experts_trained
-    experts_trained = held.experts_trained
-    reduced = cluster.send("reduce-scatter", MASTER * trained, sharded)
-    reduced += cluster.send("reduce-scatter", MASTER * experts_trained, experts)
-    slices = trained / sharded.size + experts_trained / experts.size
-    replicated = cluster.send("all-reduce", MASTER * slices, replicas)
+    reduced, replicated = _send_gradients(cluster, degrees, held)
     forward, backward = seconds
     first = once.seconds + layer_gathers.seconds / layers
     rest = layer_gathers.seconds * (1 - 1 / layers)
@@ -305,13 +295,14 @@ def estimate_replica_traffic(
         waited += count * max(0.0, sends - backward)
         hidden += count * min(sends, backward)
     waited += cluster.inside.takes * hidden
-    received = passes * (
-        layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
-    )
-    received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
-    copied = 2 * (computed * received + MASTER * held.trained * (1 + earlier))
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
+    else:
+        received = passes * (
+            layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
+        )
+        received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
+        copied = 2 * (computed * received + MASTER * held.trained * (1 + earlier))
     return DataTraffic(
         gathered=once + head + layer_gathers.multiply(passes),
         reduced=reduced.multiply(1 + earlier),
@@ -319,6 +310,20 @@ def estimate_replica_traffic(
         waited=waited,
         copied=copied,
     )
+
+
+def _send_gradients(
+    cluster: Cluster, degrees: Degrees, held: CountedParameters
+) -> tuple[Sent, Sent]:
+    """Return the traffic of one reduction within a copy of the model, and of one between copies."""
+    sharded = cluster.group(degrees, ["context", "expert", "shard"])
+    experts = cluster.group(degrees, ["context", "shard"])
+    trained = held.trained - held.experts_trained
+    reduced = cluster.send("reduce-scatter", MASTER * trained, sharded)
+    reduced += cluster.send("reduce-scatter", MASTER * held.experts_trained, experts)
+    slices = trained / sharded.size + held.experts_trained / experts.size
+    replicas = cluster.group(degrees, ["replicate"])
+    return reduced, cluster.send("all-reduce", MASTER * slices, replicas)
 
 
 def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:

@@ -7,7 +7,7 @@ and gradients, plus the optimizer's time, plus a constant share of all that.
 estimate/layout/planner_terms.py states each term.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
@@ -40,15 +40,15 @@ class StepSeconds:
     """Seconds of a step, by cause."""
 
     products: float
-    attention: float
-    elementwise: float
-    tensor: float
-    context: float
-    expert: float
-    pipeline: float  # sending between stages
-    bubble: float  # waiting for other stages or for a slower device
-    data: float  # waiting for parameters and gradients, and copying them
-    optimizer: float
+    attention: float = 0.0
+    elementwise: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    pipeline: float = 0.0  # sending between stages
+    bubble: float = 0.0  # waiting for other stages or for a slower device
+    data: float = 0.0  # waiting for parameters and gradients, and copying them
+    optimizer: float = 0.0
     rest: float = 0.0  # time of launches, stragglers and others that no term predicts
 
     @property
@@ -68,13 +68,13 @@ class StepSeconds:
 class StepTraffic:
     """Traffic in a step of the device that is the slowest, by cause."""
 
-    tensor: Sent
-    context: Sent
-    expert: Sent
-    pipeline: Sent
-    gathered: Sent
-    reduced: Sent
-    replicated: Sent
+    tensor: Sent = NOTHING
+    context: Sent = NOTHING
+    expert: Sent = NOTHING
+    pipeline: Sent = NOTHING
+    gathered: Sent = NOTHING
+    reduced: Sent = NOTHING
+    replicated: Sent = NOTHING
 
     @property
     def total(self) -> Sent:
@@ -202,28 +202,16 @@ class Predictor:
         )
         data = slowest.estimate_data_traffic(layout, micro_batches)
         spent = slowest.spent
-        tensor, context, expert, between = slowest.sent
+        tensor, context, expert, between = (sent.multiply(micro_batches) for sent in slowest.sent)
         return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                tensor.multiply(micro_batches),
-                context.multiply(micro_batches),
-                expert.multiply(micro_batches),
-                between.multiply(micro_batches),
-                data.gathered,
-                data.reduced,
-                data.replicated,
+                tensor, context, expert, between, data.gathered, data.reduced, data.replicated
             ),
             seconds=self._add_rest(
                 StepSeconds(
-                    products=micro_batches * spent.products,
-                    attention=micro_batches * spent.attention,
-                    elementwise=micro_batches * spent.elementwise,
-                    tensor=micro_batches * spent.tensor,
-                    context=micro_batches * spent.context,
-                    expert=micro_batches * spent.expert,
-                    pipeline=micro_batches * spent.pipeline,
+                    **{cause: micro_batches * value for cause, value in asdict(spent).items()},
                     bubble=pipeline_device.count_waiting(layout) * spent.total,
                     data=data.waited + self.timer.time_moving(data.copied),
                     optimizer=slowest.time_update(layout),

@@ -1,6 +1,6 @@
 """Kinds of clusters: which kind a file describes, and which provider runs its machines."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,22 +39,10 @@ def open_cluster(name: str) -> OpenCluster:
             f"'{kind}'; use {', '.join(sorted(_PROVIDERS))}"
         )
     own_name = cluster_file.find_cluster_name(cluster_file.find_main_document(documents))
-    data = _find_ray_object([d.data for d in documents]) or data
+    versions = ((d.data, str(at(d.data, "apiVersion") or "")) for d in documents)
+    data = next((found for found, version in versions if version.startswith("ray.io/")), data)
     tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or own_name)
     return OpenCluster(path, tag, kind, data, _PROVIDERS[kind](data))
-
-
-def _find_ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
-    of_ray = (d for d in documents if str(at(d, "apiVersion") or "").startswith("ray.io/"))
-    return next(of_ray, None)
-
-
-def _make_ec2(data: Mapping[str, Any]) -> Provider:
-    return EC2([_require_provider_key(data, "region")])
-
-
-def _make_compute(data: Mapping[str, Any]) -> Provider:
-    return Compute(_require_provider_key(data, "project_id"))
 
 
 def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
@@ -64,13 +52,11 @@ def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
     return found
 
 
-def _make_kubernetes(data: Mapping[str, Any]) -> Provider:
-    return Kubernetes(str(at(data, "metadata", "namespace") or "default"))
-
-
 _PROVIDERS: dict[str, Callable[[Mapping[str, Any]], Provider]] = {
-    "aws": _make_ec2,
-    "gcp": _make_compute,
-    cluster_file.KUBERNETES: _make_kubernetes,
+    "aws": lambda data: EC2([_require_provider_key(data, "region")]),
+    "gcp": lambda data: Compute(_require_provider_key(data, "project_id")),
+    cluster_file.KUBERNETES: lambda data: Kubernetes(
+        str(at(data, "metadata", "namespace") or "default")
+    ),
     cluster_file.LAPTOP: lambda data: Processes(),
 }

@@ -46,8 +46,9 @@ def find_runs(
         if path in left_out:
             continue
         try:
-            if path in (*noted, *named):
-                _see(path)
+            seen_here = storage.is_remote(path) or Path(path).is_dir()
+            if path in (*noted, *named) and not seen_here:
+                raise FileNotFoundError(2, "no such folder on this machine", path)
             live += known_clusters.list_live_runs(
                 Home(path), cluster.name, known_clusters.list_addresses(cluster.name)
             )
@@ -59,12 +60,6 @@ def find_runs(
         except OSError as error:
             unread[path] = error.strerror or str(error)
     return live, unread
-
-
-def _see(path: str) -> None:
-    """Raise FileNotFoundError for a folder that this machine does not have, such as a share."""
-    if not storage.is_remote(path) and not Path(path).is_dir():
-        raise FileNotFoundError(2, "no such folder on this machine", path)
 
 
 def _find_homes(value: Any) -> Iterator[str]:

@@ -79,55 +79,47 @@ class EC2:
 
 
 def _list_instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
-    """Yield instances by either tag: one started without trainrig's tag has Ray's."""
-    seen = set()
-    for ours in _build_filters(cluster):
-        states = {"Name": "instance-state-name", "Values": LIVE}
-        pages = client.get_paginator("describe_instances").paginate(Filters=[ours, states])
-        for page in pages:
-            for instance in (i for r in page["Reservations"] for i in r["Instances"]):
-                if instance["InstanceId"] not in seen:
-                    seen.add(instance["InstanceId"])
-                    yield _parse_machine(
-                        instance["InstanceId"],
-                        "instance",
-                        instance["State"]["Name"],
-                        region,
-                        instance,
-                        instance=instance["InstanceType"],
-                        market="spot"
-                        if instance.get("InstanceLifecycle") == "spot"
-                        else "on-demand",
-                    )
+    live = {"Name": "instance-state-name", "Values": LIVE}
+    for found in _list_tagged(
+        client, "describe_instances", "Reservations", "InstanceId", live, cluster
+    ):
+        yield _parse_machine(
+            found["InstanceId"],
+            "instance",
+            found["State"]["Name"],
+            region,
+            found,
+            instance=found["InstanceType"],
+            market="spot" if found.get("InstanceLifecycle") == "spot" else "on-demand",
+        )
 
 
 def _list_spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
-    seen = set()
-    for ours in _build_filters(cluster):
-        state = {"Name": "state", "Values": ["open"]}
-        pages = client.get_paginator("describe_spot_instance_requests")
-        for page in pages.paginate(Filters=[ours, state]):
-            for request in page["SpotInstanceRequests"]:
-                id_ = request["SpotInstanceRequestId"]
-                if id_ not in seen:
-                    seen.add(id_)
-                    yield _parse_machine(
-                        id_, "spot request", request["State"], region, request, market="spot"
-                    )
+    named = "describe_spot_instance_requests", "SpotInstanceRequests", "SpotInstanceRequestId"
+    for found in _list_tagged(client, *named, {"Name": "state", "Values": ["open"]}, cluster):
+        id_ = found["SpotInstanceRequestId"]
+        yield _parse_machine(id_, "spot request", found["State"], region, found, market="spot")
 
 
 def _list_volumes(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     """Yield volumes without an instance; attached ones are deleted with theirs."""
+    loose = {"Name": "status", "Values": ["available", "error"]}
+    for found in _list_tagged(client, "describe_volumes", "Volumes", "VolumeId", loose, cluster):
+        yield _parse_machine(found["VolumeId"], "volume", found["State"], region, found)
+
+
+def _list_tagged(
+    client: Any, request: str, key: str, id_key: str, state: Mapping[str, Any], cluster: str | None
+) -> Iterator[dict[str, Any]]:
+    """Yield each answer to `request` once, by either tag: Ray's is there without trainrig's."""
     seen = set()
     for ours in _build_filters(cluster):
-        status = {"Name": "status", "Values": ["available", "error"]}
-        for page in client.get_paginator("describe_volumes").paginate(Filters=[ours, status]):
-            for volume in page["Volumes"]:
-                if volume["VolumeId"] not in seen:
-                    seen.add(volume["VolumeId"])
-                    yield _parse_machine(
-                        volume["VolumeId"], "volume", volume["State"], region, volume
-                    )
+        for page in client.get_paginator(request).paginate(Filters=[ours, state]):
+            for item in page[key]:
+                for found in item.get("Instances", [item]):  # a reservation has several
+                    if found[id_key] not in seen:
+                        seen.add(found[id_key])
+                        yield found
 
 
 def _build_filters(cluster: str | None) -> list[dict[str, Any]]:

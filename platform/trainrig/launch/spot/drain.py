@@ -109,7 +109,7 @@ def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
     if wanted:
         found = [node for node in live if node == wanted]
     else:
-        found = [node for node, host in live.items() if _is_ours(host)]
+        found = [node for node, host in live.items() if is_own_address(host)]
     if len(found) == 1:
         return found[0]
     which = f"node {wanted}" if wanted else "node of this machine"
@@ -120,7 +120,7 @@ def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
     )
 
 
-def _is_ours(address: str) -> bool:
+def is_own_address(address: str) -> bool:
     """Return whether `address` belongs to this machine: a socket can only listen on its own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:

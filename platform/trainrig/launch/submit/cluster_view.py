@@ -4,7 +4,6 @@ import base64
 import json
 import platform
 import secrets
-import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Literal
 from trainrig.config import ResourceRequest
 from trainrig.hardware import INSTANCE_LABEL, POOL_LABEL, Hardware
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
+from trainrig.launch.spot.drain import is_own_address
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import NodePool, count_places
 
@@ -44,7 +44,7 @@ class ClusterView:
     @property
     def here(self) -> bool:
         """True if all nodes are this machine, so that they see its disks."""
-        return bool(self.nodes) and all(_is_ours(node.address) for node in self.nodes)
+        return bool(self.nodes) and all(is_own_address(node.address) for node in self.nodes)
 
     @property
     def name(self) -> str:
@@ -198,17 +198,6 @@ def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
     found = [line for line in jobs.fetch_output(name).splitlines() if line.startswith(ANSWER)]
     answer = json.loads(found[-1].removeprefix(ANSWER)) if found else None
     return None if answer is None else [NodePool(**pool) for pool in answer]
-
-
-def _is_ours(address: str) -> bool:
-    """Return whether `address` belongs to this machine: a socket can only listen on its own."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
 
 
 def _parse_minor(version: str) -> str:

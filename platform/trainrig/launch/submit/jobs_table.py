@@ -94,17 +94,13 @@ def _read_training(record: RunRecord, output: str) -> tuple[int | None, int | No
     from trainrig.train.run.progress import ProgressFollower, measure_goodput
 
     try:
-        steps = _read_steps(record)
+        text = config.read_text(record.run_file)
+        steps = int(config.parse(text, record.run_file)["training"]["steps"])
         progress = ProgressFollower(output, steps).look()
         share = measure_goodput(output).share if progress else None
     except (TrainrigError, OSError, KeyError):
         return None, None, None
     return progress.step if progress else 0, steps, share
-
-
-def _read_steps(record: RunRecord) -> int:
-    text = config.read_text(record.run_file)
-    return int(config.parse(text, record.run_file)["training"]["steps"])
 
 
 def _count_splits(output: str) -> int | None:

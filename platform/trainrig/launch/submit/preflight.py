@@ -114,7 +114,7 @@ def read_run(request: SubmissionRequest) -> RunFile:
         hint = suggest_verb(request.verb)
         raise ConfigError(f"submit: no verb '{request.verb}' takes a run file{hint}")
     model = VERBS[request.verb].load_model()
-    return run_paths.with_absolute_paths(config.load(model, request.run_file, request.changes))
+    return config.with_absolute_paths(config.load(model, request.run_file, request.changes))
 
 
 def examine(request: SubmissionRequest) -> Preflight:

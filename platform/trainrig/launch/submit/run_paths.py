@@ -27,7 +27,6 @@ from trainrig.config import (
     find_path_fields,
     format_location,
     list_fields,
-    with_absolute_paths,
 )
 from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import find_files
@@ -37,21 +36,6 @@ from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.storage.missing_folders import describe_origin
 from trainrig.storage.writable import check_folder
 from trainrig.train.run_file.training_settings import Training
-
-__all__ = [
-    "MOUNTS",
-    "SHARED",
-    "NamedPath",
-    "Use",
-    "check_output",
-    "check_writable",
-    "find_input_problems",
-    "find_paths",
-    "find_shared_disk",
-    "is_there",
-    "with_absolute_paths",
-]
-
 
 Use = Literal["input", "output", "cache", "shipped"]
 

@@ -27,9 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from trainrig.objectives import objective_interface
 from trainrig.objectives.denoising.needed_tokens import need_tokens
 from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+)
 from trainrig.objectives.objective_settings import NO_AXES, Axis
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
@@ -312,12 +318,9 @@ class ReplacedTokenDetection(MaskedLM):
     detection_weight: float = Field(default=50.0, gt=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The generator's terms, followed by the detection's."""
-        return (
-            *super().terms,
-            objective_interface.Term(DETECTION, per=batches.PLACES, weight=self.detection_weight),
-        )
+        return (*super().terms, Term(DETECTION, per=batches.PLACES, weight=self.detection_weight))
 
     def make_corruption(self, encoder: Encoder) -> DrawnTokens:
         """Return the corruption that hides tokens and adds numbers to sample replacements with.
@@ -327,11 +330,8 @@ class ReplacedTokenDetection(MaskedLM):
         return DrawnTokens(**vars(super().make_corruption(encoder)))
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the generator's and the detection's loss.
 
         Diagnostics are the shares of hidden tokens that were replaced, of tokens detected
@@ -346,7 +346,7 @@ class ReplacedTokenDetection(MaskedLM):
         text_BT = arrays[batches.TEXT_PLACES].bool()
         text_ids_BT = targets_BT.where(hidden_BT, ids_BT)
 
-        def replace(generated: objective_interface.Output) -> Tensor:
+        def replace(generated: Output) -> Tensor:
             return draw_entries(generated, text_ids_BT, arrays[batches.DRAWS])
 
         rows = (
@@ -359,20 +359,18 @@ class ReplacedTokenDetection(MaskedLM):
             logits_BT, replaced_BT.float(), reduction="none"
         ).masked_fill(~text_BT, 0.0)
         terms = self.compute_losses(generated, targets_BT)
-        terms[DETECTION] = objective_interface.Contributions(nats_BT, text_BT.sum(1))
+        terms[DETECTION] = Contributions(nats_BT, text_BT.sum(1))
         told_BT = logits_BT.detach() > 0
 
-        def share(of_BT: Tensor, among_BT: Tensor) -> objective_interface.Contributions:
-            return objective_interface.Contributions((of_BT & among_BT).float(), among_BT.sum(1))
+        def share(of_BT: Tensor, among_BT: Tensor) -> Contributions:
+            return Contributions((of_BT & among_BT).float(), among_BT.sum(1))
 
         watched = {
             "replaced": share(replaced_BT, hidden_BT),
             "accuracy": share(told_BT == replaced_BT, text_BT),
             "found": share(told_BT, replaced_BT),
         }
-        return objective_interface.Computed(
-            terms, {**generated.auxiliary, **detected.auxiliary}, watched
-        )
+        return Computed(terms, {**generated.auxiliary, **detected.auxiliary}, watched)
 
 
 @dataclass(frozen=True)
@@ -401,9 +399,7 @@ class DrawnTokens(MaskedTokens):
         return batches.MicroBatch(arrays, made.samples, made.sources, made.pieces)
 
 
-def draw_entries(
-    output: objective_interface.Output, text_ids_BT: Tensor, draws_BT: Tensor
-) -> Tensor:
+def draw_entries(output: Output, text_ids_BT: Tensor, draws_BT: Tensor) -> Tensor:
     """Return `text_ids_BT` [B, T] with sampled ids at the positions where `draws_BT` is 0 or more.
 
     An id is sampled from the distribution of `output` by its inverse cumulative distribution: the

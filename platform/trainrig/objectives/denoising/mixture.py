@@ -28,12 +28,19 @@ from pydantic import Field, field_validator, model_validator
 
 from trainrig.config import Settings
 from trainrig.config.field_marks import FitsSeveral
-from trainrig.objectives import objective_interface
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
 from trainrig.objectives.next_token import CROSS_ENTROPY, CausalLM
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    Corrupting,
+    DeviceBatch,
+    LengthLimited,
+    Output,
+)
 from trainrig.objectives.objective_settings import NO_AXES, Axis, ObjectiveSettings
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
@@ -140,7 +147,7 @@ class MixtureBase(CausalLM):
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
                 member.objective.make_corruption(encoder)
-                if isinstance(member.objective, objective_interface.Corrupting)
+                if isinstance(member.objective, Corrupting)
                 else None
                 for member in self.list_named()
             ),
@@ -149,9 +156,7 @@ class MixtureBase(CausalLM):
             padding=encoder.special_tokens.padding,
         )
 
-    def predict(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> objective_interface.Output:
+    def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """Return the model output for `batch`; its logits predict each position's target."""
         arrays = batch.arrays
         if batches.DECODER_IDS in arrays:
@@ -161,11 +166,8 @@ class MixtureBase(CausalLM):
         return super().predict(model, batch)
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the cross-entropy of each target of `batch`, and each member's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
@@ -174,7 +176,7 @@ class MixtureBase(CausalLM):
         losses = {}
         for number, member in enumerate(self.list_named()):
             mine_B = members_B == number
-            losses[MEMBER_LOSS + member.name] = objective_interface.Contributions(
+            losses[MEMBER_LOSS + member.name] = Contributions(
                 rows_B * mine_B, found.counts_B * mine_B
             )
         return replace(computed, diagnostics=losses)
@@ -251,7 +253,7 @@ class MixtureCorruption:
         ]
         spans.sort(key=lambda corruption: -corruption.count_needed_sentinels(longest))
         for corruption in (*spans, *self.corruptions):
-            if isinstance(corruption, objective_interface.LengthLimited):
+            if isinstance(corruption, LengthLimited):
                 corruption.check_length(longest)
 
     def draw_members(self, samples: Integers) -> Integers:

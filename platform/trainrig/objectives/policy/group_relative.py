@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,9 @@ class DrGRPO(ClippedPolicy):
     tokens of all completions.
     """
 
-    kind: Literal["DrGRPO"] = "DrGRPO"
+    per: ClassVar[str] = batches.LIMIT_TOKENS
 
-    @property
-    def per(self) -> str:
-        """The denominator: the maximum number of tokens of all completions."""
-        return batches.LIMIT_TOKENS
+    kind: Literal["DrGRPO"] = "DrGRPO"
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """Return the rewards minus the group's mean."""
@@ -60,14 +57,11 @@ class DAPO(ClippedPolicy):
     are drawn (Yu et al. 2025, arXiv:2503.14476, equation 8).
     """
 
+    per: ClassVar[str] = batches.TOKENS
+
     kind: Literal["DAPO"] = "DAPO"
     # How far above 1 the probability ratio of a token may be before it is clipped (section 4.1).
     clip_high: float = Field(default=0.28, gt=0, allow_inf_nan=False)
-
-    @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
 
 
 class CISPO(PolicyGradient):
@@ -77,12 +71,9 @@ class CISPO(PolicyGradient):
     arXiv:2506.13585, equation 4).
     """
 
-    kind: Literal["CISPO"] = "CISPO"
+    per: ClassVar[str] = batches.TOKENS
 
-    @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
+    kind: Literal["CISPO"] = "CISPO"
 
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """Return the log-probabilities weighted by clipped ratio and advantage."""
@@ -140,6 +131,8 @@ class ReinforcePlusPlus(ClippedPolicy):
     in the reward. A completion has as much weight as it has tokens.
     """
 
+    per: ClassVar[str] = batches.TOKENS
+
     kind: Literal["ReinforcePlusPlus"] = "ReinforcePlusPlus"
     # Baseline that is subtracted from rewards first: none, or the mean of the group ("-baseline" in
     # the paper).
@@ -149,11 +142,6 @@ class ReinforcePlusPlus(ClippedPolicy):
     def compares_completions(self) -> bool:
         """True with the baseline of a group."""
         return self.baseline != "none"
-
-    @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -18,10 +18,6 @@ from trainrig.config import Settings
 from trainrig.objectives.objective_interface import Contributions, DeviceBatch, average_rows
 from trainrig.tokens import batches
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor
 

@@ -40,6 +40,8 @@ class PolicyGradient(ObjectiveSettings):
     rows: ClassVar[Rows] = "sampled"
     # Whether a critic is trained beside the model.
     needs_critic: ClassVar[bool] = False
+    # Denominator: completions, tokens of all completions, or their maximum number.
+    per: ClassVar[str] = batches.EXAMPLES
 
     kind: str
     # How far below 1 the probability ratio of a token may be before it is clipped.
@@ -49,11 +51,6 @@ class PolicyGradient(ObjectiveSettings):
     clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
     # Penalty on divergence from the initial model. None: no penalty.
     reference: policy_divergence.ReferenceDivergence | None = None
-
-    @property
-    def per(self) -> str:
-        """The denominator: completions, tokens of all completions, or their maximum number."""
-        return batches.EXAMPLES
 
     @property
     def terms(self) -> tuple[Term, ...]:

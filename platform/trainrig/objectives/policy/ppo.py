@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+)
 from trainrig.objectives.policy.policy_gradient import SPREAD_FLOOR, ClippedPolicy, Floats
 from trainrig.tokens import batches
 
@@ -33,6 +39,7 @@ class PPO(ClippedPolicy):
     """Proximal policy optimisation: advantages from a critic, with clipped ratio and value."""
 
     needs_critic: ClassVar[bool] = True
+    per: ClassVar[str] = batches.TOKENS
 
     kind: Literal["PPO"] = "PPO"
     # Discount factor of rewards per token.
@@ -56,23 +63,16 @@ class PPO(ClippedPolicy):
         return False
 
     @property
-    def per(self) -> str:
-        """The denominator: tokens of all completions."""
-        return batches.TOKENS
-
-    @property
-    def terms(self) -> tuple[objective_interface.Term, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """The policy's terms, followed by the critic's."""
-        return (*super().terms, objective_interface.Term(VALUE, per=batches.TOKENS))
+        return (*super().terms, Term(VALUE, per=batches.TOKENS))
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The sums of the advantages and of their squares, and the number of tokens."""
         return ("advantages", "squares", "tokens") if self.normalise else ()
 
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """Return the sums of advantages and of their squares in `batch`, and the number of tokens.
 
         Empty if advantages are not normalised.
@@ -147,11 +147,8 @@ class PPO(ClippedPolicy):
         return torch.maximum((values_BT - returns_BT) ** 2, (near_BT - returns_BT) ** 2) / 2
 
     def compute(
-        self,
-        model: nn.Module,
-        batch: objective_interface.DeviceBatch,
-        statistics: Mapping[str, float],
-    ) -> objective_interface.Computed:
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
         """Compute the policy's and the critic's loss of each completion of `batch`."""
         computed = super().compute(model, batch, statistics)
         arrays = batch.arrays
@@ -164,8 +161,8 @@ class PPO(ClippedPolicy):
         )
         count_B = mask_BT.sum(1)
 
-        def average_tokens(values_BT: Tensor) -> objective_interface.Contributions:
-            return objective_interface.Contributions(values_BT.detach().float() * mask_BT, count_B)
+        def average_tokens(values_BT: Tensor) -> Contributions:
+            return Contributions(values_BT.detach().float() * mask_BT, count_B)
 
         moved_BT = (values_BT - arrays[batches.VALUES]).abs()
         watched = {
@@ -175,11 +172,8 @@ class PPO(ClippedPolicy):
             "return_square": average_tokens(arrays[batches.RETURNS] ** 2),
             "value_clipped": average_tokens(moved_BT > self.clip_value),
         }
-        return objective_interface.Computed(
-            {
-                **computed.terms,
-                VALUE: objective_interface.Contributions(losses_BT.float(), count_B),
-            },
+        return Computed(
+            {**computed.terms, VALUE: Contributions(losses_BT.float(), count_B)},
             {**computed.auxiliary, **auxiliary},
             {**computed.diagnostics, **watched},
         )
@@ -225,7 +219,7 @@ def read_values(
     Predictions are float32, and 0 where there is no target.
     """
     places_N = (targets_BT.flatten() != batches.IGNORE).nonzero().squeeze(1)
-    output: objective_interface.Output = critic(ids_BT, places_N=places_N)
+    output: Output = critic(ids_BT, places_N=places_N)
     values_N = output.logits.squeeze(-1).float()
     flat = values_N.new_zeros(targets_BT.numel()).index_put((places_N,), values_N)
     scalars = {f"critic_{n}": x for n, x in output.auxiliary.items() if x.ndim == 0}

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from trainrig.tokens.rows.batch_stages import StageSizes
 
 
+def name_nearest_multiples(number: int, divisor: int) -> str:
+    """Return the multiples of `divisor` around `number`, such as "6 or 8", for a message."""
+    below = number - number % divisor
+    return " or ".join(str(n) for n in (below, below + divisor) if n)
+
+
 class AxisSettings(Settings):
     """Base of the settings of an axis: the workers of a group share or divide something.
 
@@ -49,11 +55,10 @@ class AxisSettings(Settings):
         `replica`: number of workers that compute a micro-batch together, along all axes.
         """
         if workers % self.ranks:
-            below = workers - workers % self.ranks
-            nearest = [str(n) for n in (below, below + self.ranks) if n]
+            nearest = name_nearest_multiples(workers, self.ranks)
             raise ConfigError(
                 f"training.parallel.{self.name}.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: {self.grouping.format(ranks=self.ranks)}; use {' or '.join(nearest)}"
+                f"workers: {self.grouping.format(ranks=self.ranks)}; use {nearest}"
             )
 
     def check_beside(
@@ -61,11 +66,7 @@ class AxisSettings(Settings):
     ) -> None:
         """Raise ValueError for settings that the axis does not compose with.
 
-        Args:
-            names: Names of all axes of the layout.
-            compiled: Whether layers are compiled.
-            recompute: Kind of recomputation; None: none.
-            fused: Whether projections are fused.
+        `names`: those of all axes of the layout. `fused`: whether projections are.
         """
         if self.within_layers and compiled:
             raise ValueError(
@@ -95,12 +96,10 @@ class _Context(AxisSettings):
         """Raise ValueError unless rows of `length` tokens are cut into equal parts."""
         chunks = 2 * self.ranks
         if length % chunks:
-            below = length - length % chunks
-            nearest = [str(n) for n in (below, below + chunks) if n]
             raise ValueError(
                 f"sequences of {length} tokens are not a multiple of {chunks}, twice "
                 f"training.parallel.context.ranks ({self.ranks}): each worker has a part of the "
-                f"head and one of the tail; the nearest: {' or '.join(nearest)}"
+                f"head and one of the tail; the nearest: {name_nearest_multiples(length, chunks)}"
             )
 
 
@@ -170,11 +169,7 @@ class Expert(AxisSettings):
     ) -> None:
         """Raise ValueError unless experts and rows can be divided equally over the workers.
 
-        Args:
-            model: The model of the run.
-            objective: The objective, which must support divided rows.
-            batches: Batch sizes of each stage.
-            instead: Objective to suggest in the message.
+        `objective` must support divided rows. `instead`: objective to suggest in the message.
         """
         mixture = model.feedforward
         if not isinstance(mixture, MixtureOfExperts):
@@ -269,11 +264,9 @@ class TensorSplit(AxisSettings):
     def check_workers(self, workers: int, replica: int) -> None:
         """Raise ConfigError unless `workers` form whole groups of `replica` workers."""
         if workers % replica:
-            below = workers - workers % replica
-            nearest = " or ".join(str(n) for n in (below, below + replica) if n)
             raise ConfigError(
                 f"{WHERE}.ranks ({self.ranks}): {workers} workers do not form whole groups of "
-                f"{replica}, which share layers; use {nearest}"
+                f"{replica}, which share layers; use {name_nearest_multiples(workers, replica)}"
             )
 
     def check_beside(
@@ -314,12 +307,10 @@ class TensorSplit(AxisSettings):
         ranks = math.lcm(self.ranks, 2) if context > 1 else self.ranks
         pieces = ranks * context
         if length % pieces:
-            below = length - length % pieces
-            nearest = " or ".join(str(n) for n in (below, below + pieces) if n)
             raise ValueError(
                 f"{WHERE}.sequence_parallel: sequences of {length} tokens are not a multiple of "
                 f"{pieces}, so {self.ranks} workers cannot share positions equally; the nearest: "
-                f"{nearest}"
+                f"{name_nearest_multiples(length, pieces)}"
             )
 
     def check_run(
@@ -389,11 +380,9 @@ class TensorSplit(AxisSettings):
             named[name] = own or sizes.feedforward_channels
         for name, size in named.items():
             if size % ranks:
-                below = size - size % ranks
-                nearest = " or ".join(str(n) for n in (below, below + ranks) if n)
                 raise ValueError(
                     f"{WHERE}.ranks ({ranks}) does not divide model.{name} ({size}); the nearest "
-                    f"model.{name} that it divides: {nearest}"
+                    f"model.{name} that it divides: {name_nearest_multiples(size, ranks)}"
                 )
         if sizes.kv_heads % ranks and ranks % sizes.kv_heads:
             fitting = [n for n in range(1, sizes.heads + 1) if not (n % ranks and ranks % n)]

@@ -31,7 +31,7 @@ from trainrig.flops import count_layer_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives.objective_settings import ObjectiveSettings
-from trainrig.parallel.axes.axis_settings import AxisSettings
+from trainrig.parallel.axes.axis_settings import AxisSettings, name_nearest_multiples
 
 Schedule = Literal["1F1B", "GPipe", "interleaved"]
 
@@ -311,8 +311,7 @@ class Pipeline(AxisSettings):
         step = self.ranks * micro_batch * replicas
         if self.schedule != "interleaved" or global_batch % step == 0:
             return
-        below = global_batch - global_batch % step
-        nearest = " or ".join(str(n) for n in (below, below + step) if n)
+        nearest = name_nearest_multiples(global_batch, step)
         raise ValueError(
             f"training.parallel.pipeline: interleaved stages take {self.ranks} micro-batches at a "
             f"time, so batches.global_batch ({global_batch}) must be a multiple of {step}, with "

@@ -1,4 +1,4 @@
-"""A fixed order of addition: a binary tree over numbered leaves, how sums are sent, and its bytes.
+"""A fixed order of addition: a binary tree over numbered leaves, and how sums are sent.
 
 Floating-point addition is not associative, so a sum is reproducible only if its brackets are. Here
 they depend on three numbers alone: of leaves, of the runs that the leaves are cut into, and of the
@@ -10,10 +10,6 @@ Plan of which sums the ranks of a step hand over to each other, and a check of t
 
 A sender and its receivers must agree on the number of sums before the first byte travels. Both read
 this plan, which depends on numbers alone, so it runs without torch and without ranks.
-
-Model of the bytes on each link in the exact gradient sum of a step. It follows the levels of
-`parallel.sharding.sum_exchange`, for one copy of the model. Tests compare it with the bytes that
-real ranks send.
 """
 
 import functools
@@ -254,34 +250,3 @@ class SumPlan:
         """Return which of how many replicas a rank of `copy` is part of."""
         replicas = self.slices // self.parts
         return copy * replicas + rank // self.parts, replicas * self.copies
-
-
-def count_bytes_by_rank(
-    size: float,
-    micro_batches: int,
-    virtual: int,
-    ranks: int,
-    of_a_node: int,
-    by_micro_batch: bool = False,
-) -> list[tuple[float, float]]:
-    """Return the bytes that each rank sends within its node, and to other nodes."""
-    peers = ranks if by_micro_batch else 1
-    turns = [plan_hand_over(micro_batches, virtual, rank, ranks, peers) for rank in range(ranks)]
-    # `one`: bytes of a slice
-    one = size / ranks
-    nodes = ranks // of_a_node
-    by_node = 1 < of_a_node < ranks
-    found = []
-    for rank, own in enumerate(turns):
-        pieces = sum(map(len, own))
-        if not by_node:
-            sent = pieces * one * (ranks - 1)
-            found.append((sent, 0.0) if nodes == 1 else (0.0, sent))
-            continue
-        node = turns[rank // of_a_node * of_a_node :][:of_a_node]
-        joint = 0
-        for turn in range(len(own)):
-            spans: list[Span] = [span for rank_turns in node for span in rank_turns[turn]]
-            joint += len(join_spans(spans, micro_batches, virtual))
-        found.append((pieces * nodes * one * (of_a_node - 1), joint * one * (nodes - 1)))
-    return found

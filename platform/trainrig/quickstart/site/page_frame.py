@@ -84,7 +84,8 @@ def _render_plain(body: str, article: Article, frame: Frame) -> str:
 
 def _render_manual(body: str, article: Article, frame: Frame) -> str:
     """Render a layout of documentation generators: navigation bars and a side bar."""
-    first, last = _find_ends(frame)
+    home = Link(frame.labels[0], "index.html")
+    first, last = (frame.menu[0], frame.menu[-1]) if frame.menu else (home, home)
     related = f"""<div class="related" role="navigation"><h3>Navigation</h3>
 <ul><li class="right">{_render_link(Link("next", last.path))} |</li>
 <li class="right">{_render_link(Link("previous", first.path))} |</li>
@@ -157,11 +158,6 @@ an update.</p><form action="/subscribe"><input name="address"><button>Subscribe<
 </section>
 <footer class="site-footer"><p>Powered by plain files. Theme of the house.</p></footer>
 </body>"""
-
-
-def _find_ends(frame: Frame) -> tuple[Link, Link]:
-    home = Link(frame.labels[0], "index.html")
-    return (frame.menu[0], frame.menu[-1]) if frame.menu else (home, home)
 
 
 _LAYOUTS: tuple[Callable[[str, Article, Frame], str], ...] = (

@@ -175,7 +175,7 @@ def edit_article(article: Article, share: float, draw: random.Random) -> tuple[A
         (index, place)
         for index, paragraph in words.items()
         for place, word in enumerate(paragraph)
-        if _can_change(word)
+        if word.isdigit() or _PLAIN_WORD.fullmatch(word) is not None
     ]
     changes = draw.sample(places, min(len(places), max(1, round(share * total))))
     for index, place in changes:
@@ -184,10 +184,6 @@ def edit_article(article: Article, share: float, draw: random.Random) -> tuple[A
     for index, paragraph in words.items():
         blocks[index] = Paragraph(" ".join(word for word in paragraph if word))
     return dataclasses.replace(article, blocks=tuple(blocks)), len(changes) / total
-
-
-def _can_change(word: str) -> bool:
-    return word.isdigit() or _PLAIN_WORD.fullmatch(word) is not None
 
 
 def _change_word(word: str, draw: random.Random) -> str:

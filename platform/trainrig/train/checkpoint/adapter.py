@@ -89,7 +89,7 @@ def _read_frozen(
     parameters = dict(state.model.named_parameters())
     values = {
         name: parameters[name]
-        if _is_float32(parameters[name])
+        if parameters[name].dtype == torch.float32
         else _allocate_float32(parameters[name])
         for name in names
     }
@@ -129,10 +129,6 @@ def _hold(state: TrainState, name: str, value: Tensor, parameters: Mapping[str, 
         squares = sum_rows(local)  # bit-identical on any slice
         squares = shared.combine_columns(name, squares) if shared else squares
         _to_local(magnitude).copy_(squares.sqrt())
-
-
-def _is_float32(parameter: Tensor) -> bool:
-    return parameter.dtype == torch.float32
 
 
 def _allocate_float32(parameter: Tensor) -> Tensor:

@@ -18,8 +18,15 @@ from trainrig.processes.heartbeats import Heartbeat, compute_send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, find_newest_valid, read_verified_sums
-from trainrig.train.elastic import restart_policy
 from trainrig.train.elastic.failure_cause import find_absent_ranks, find_hang_cause, record_start
+from trainrig.train.elastic.restart_policy import (
+    Failure,
+    HangDetector,
+    Quarantine,
+    RestartPolicy,
+    WorkerNode,
+    find_reason_to_leave,
+)
 from trainrig.train.run.checkpoint_scores import find_last_step
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.worker_settings import WorkerBounds
@@ -51,7 +58,7 @@ class AttemptHandle(Protocol):
         Waits up to `wait` seconds for that.
         """
 
-    def find_failure(self) -> restart_policy.Failure | None:
+    def find_failure(self) -> Failure | None:
         """Return why the attempt failed, once it is over; None if it succeeded.
 
         Raises InputError for a problem that the user must fix.
@@ -73,7 +80,7 @@ class AttemptHandle(Protocol):
 class TrainingCluster(Protocol):
     """Machines of a run. Once they are gone, its methods and its groups raise ClusterLost."""
 
-    def list_nodes(self) -> Sequence[restart_policy.WorkerNode]:
+    def list_nodes(self) -> Sequence[WorkerNode]:
         """Return the nodes that respond now."""
 
     def replace(self, faulty: frozenset[str]) -> None:
@@ -108,7 +115,7 @@ def supervise(
     than the job allows or too few nodes are left; Unfinished if asked to stop.
     """
     folder = RunFolder(job.folder)
-    quarantine = restart_policy.Quarantine(folder, job.training.faults.quarantine_after, bounds)
+    quarantine = Quarantine(folder, job.training.faults.quarantine_after, bounds)
     return _Run(job, bounds, cluster, stop, folder, quarantine).train_to_end()
 
 
@@ -119,13 +126,11 @@ class _Run:
     cluster: TrainingCluster
     stop: StopRequests
     folder: RunFolder
-    quarantine: restart_policy.Quarantine
+    quarantine: Quarantine
 
     def train_to_end(self) -> TrainingResult:
         newest = self._find_newest()
-        policy = restart_policy.RestartPolicy(
-            self.job.training.faults, newest.step if newest else 0
-        )
+        policy = RestartPolicy(self.job.training.faults, newest.step if newest else 0)
         why = "start"
         workers = 0
         while not newest or newest.step < self._find_last_step():
@@ -156,7 +161,7 @@ class _Run:
 
     def _run_attempt(
         self, job: TrainingJob, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
-    ) -> tuple[str | None, restart_policy.Failure | None]:
+    ) -> tuple[str | None, Failure | None]:
         """Run one attempt; return why it was asked to stop, and how it failed.
 
         Either is None if it does not apply.
@@ -170,7 +175,7 @@ class _Run:
                 group.release()
         except ClusterLost as lost:
             self._abandon_cluster(lost)
-            return None, restart_policy.Failure(str(lost), "Ray", newest.step if newest else 0)
+            return None, Failure(str(lost), "Ray", newest.step if newest else 0)
         return asked, failure
 
     def _abandon_cluster(self, lost: ClusterLost) -> None:
@@ -243,7 +248,7 @@ class _Run:
                 )
             self._pause(CHECK_NODES_EVERY if waiting else POLL)
 
-    def _wait_for_nodes(self) -> Sequence[restart_policy.WorkerNode]:
+    def _wait_for_nodes(self) -> Sequence[WorkerNode]:
         """Return the nodes of the cluster, starting another cluster if it was lost."""
         while True:
             try:
@@ -272,8 +277,8 @@ class _Run:
         attempt: TrainingAttempt,
         newest: int,
         asked: str | None,
-        failure: restart_policy.Failure | None,
-        policy: restart_policy.RestartPolicy,
+        failure: Failure | None,
+        policy: RestartPolicy,
     ) -> str:
         """Record how `attempt` ended, and return the reason for another one, "" at the end.
 
@@ -282,9 +287,7 @@ class _Run:
         if failure is None and asked is None and self.folder.is_rolled_back(attempt):
             asked = "rollback"
         elif failure is None and asked is None and newest < self._find_last_step():
-            failure = restart_policy.Failure(
-                "the attempt left no complete checkpoint", "storage", newest
-            )
+            failure = Failure("the attempt left no complete checkpoint", "storage", newest)
         if failure is None:
             self.folder.record("attempt_stopped", attempt=attempt.number, step=newest, why=asked)
             return asked or ""
@@ -332,17 +335,17 @@ class _AttemptWatcher:
         self._attempt = attempt
         self._workers = workers
         self._faults = run.job.training.faults
-        self._hangs = restart_policy.HangDetector(self._faults, workers, time.monotonic())
+        self._hangs = HangDetector(self._faults, workers, time.monotonic())
         self._asked: str | None = None  # why the ranks were asked to stop
         self._grace_over = float("inf")  # when the grace period of a stop request ends
-        self._killed: restart_policy.Failure | None = None
+        self._killed: Failure | None = None
         self._give_up = float("inf")  # when to stop waiting for Ray to notice the kill
         self._larger_since: float | None = None  # since when more workers would fit
         self._looked = float("-inf")
         self._looked_at_folder = time.monotonic()
         self._wait = POLL
 
-    def watch_until_over(self) -> tuple[str | None, restart_policy.Failure | None]:
+    def watch_until_over(self) -> tuple[str | None, Failure | None]:
         """Watch until the end; return why it was asked to stop, and how it failed."""
         try:
             while not self._group.poll_end(self._wait):
@@ -386,11 +389,7 @@ class _AttemptWatcher:
             self._kill(find_hang_cause(hang, absent, heartbeats, step), "hang_seen", now)
         elif now > self._grace_over:
             problem = f"it did not stop within the {self._faults.grace:g} s of grace"
-            self._kill(
-                restart_policy.Failure(problem, "grace", self._find_step(heartbeats)),
-                "grace_over",
-                now,
-            )
+            self._kill(Failure(problem, "grace", self._find_step(heartbeats)), "grace_over", now)
         if self._asked != "stop" and (how := self._run.stop.read_request()):
             self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
@@ -402,9 +401,7 @@ class _AttemptWatcher:
         used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
         stepped = self._find_step(heartbeats) > self._attempt.resumed_step
         nodes = self._run.quarantine.drop_avoided(self._run.cluster.list_nodes())
-        why = restart_policy.find_reason_to_leave(
-            self._workers, used, stepped, nodes, self._run.bounds
-        )
+        why = find_reason_to_leave(self._workers, used, stepped, nodes, self._run.bounds)
         if why != "grow":
             self._larger_since = None
         if why == "drain":
@@ -423,7 +420,7 @@ class _AttemptWatcher:
         self._run.folder.record(event, attempt=self._attempt.number, step=step, **details)
         self._group.ask_to_stop()
 
-    def _kill(self, failure: restart_policy.Failure, event: str, now: float) -> None:
+    def _kill(self, failure: Failure, event: str, now: float) -> None:
         if self._killed is None:
             self._killed = failure
             self._give_up = now + ABANDON_AFTER

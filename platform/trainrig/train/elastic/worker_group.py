@@ -33,11 +33,7 @@ def find_idle_surplus(
     Idle nodes that are draining or to be avoided are among them. Ray's autoscaler does not remove a
     node with an actor on it, so an unneeded node with a fork server would cost money for nothing.
 
-    Args:
-        nodes: The nodes of the cluster.
-        ours: Number of the run's workers by node.
-        most: Largest number of workers of the run.
-        avoid: Nodes that the run does not use.
+    `ours`: number of the run's workers by node. `most`: largest number of workers of the run.
     """
     needed = most - sum(ours.values())  # workers that the run may still add
     surplus = set()

@@ -29,9 +29,11 @@ OF_MEMBER = "diagnostics/loss/"
 
 def draw_preferences(run_data: RunReportData) -> dict[str, ChartFacts]:
     """Draw the charts of preferences for which the run has measurements, by name."""
+    lines = select_lines(select_lines(run_data.updates, TRAIN + CHOSEN), TRAIN + REJECTED)
+    named = {TRAIN + CHOSEN: "chosen", TRAIN + REJECTED: "rejected"}
     charts = {
         "accuracy": _draw_share(run_data, ACCURACY, "chosen above rejected", chance=True),
-        "rewards": _draw_rewards(run_data),
+        "rewards": draw_trends(lines, named, "reward") if lines else {},
         "reliability": _draw_reliability(run_data),
     }
     return {name: found for name, found in charts.items() if found}
@@ -77,13 +79,6 @@ def _draw_share(
         "prefix": prefix,
         "held_out": bool(held_out),
     }
-
-
-def _draw_rewards(run_data: RunReportData) -> ChartFacts:
-    """Draw the mean reward of chosen and of rejected answers by step."""
-    lines = select_lines(select_lines(run_data.updates, TRAIN + CHOSEN), TRAIN + REJECTED)
-    named = {TRAIN + CHOSEN: "chosen", TRAIN + REJECTED: "rejected"}
-    return draw_trends(lines, named, "reward") if lines else {}
 
 
 def _draw_reliability(run_data: RunReportData) -> ChartFacts:
