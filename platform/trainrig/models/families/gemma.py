@@ -13,18 +13,17 @@ from trainrig.models.architecture.attention_settings import AttentionSettings
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm, Rope, SandwichNorm
 from trainrig.models.families import keys, llama
-from trainrig.models.families.mapping import HubConfig, map_one
+from trainrig.models.families.mapping import HubConfig
 from trainrig.models.families.qwen_olmo import QK_NORMS
 from trainrig.models.families.rope_tables import read_rope, write_rope_table
 
-NORMS = tuple(
-    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
-    for ours, theirs in {
+NORMS = llama.list_norms(
+    {
         "attention_norm": "input_layernorm",
         "attention_output_norm": "post_attention_layernorm",
         "feedforward_norm": "pre_feedforward_layernorm",
         "feedforward_output_norm": "post_feedforward_layernorm",
-    }.items()
+    }
 )
 TENSORS = (*llama.EMBEDDINGS, *NORMS, *llama.ATTENTION, *llama.GATED, *llama.HEAD)
 ACTIVATION = "gelu_pytorch_tanh"

@@ -8,7 +8,7 @@ GLM rotates half of each head; GLM-4-0414 (`glm4`) also has a norm after each pa
 
 from trainrig.models.architecture.layer_settings import PreNorm, SandwichNorm
 from trainrig.models.families import keys, llama
-from trainrig.models.families.mapping import TensorName, map_one
+from trainrig.models.families.mapping import TensorName
 from trainrig.models.families.phi3 import JOINED_GATE
 from trainrig.models.families.row_orders import order_key_pairs, order_query_pairs
 
@@ -41,14 +41,13 @@ GLM = keys.declare_family(
     (*llama.EMBEDDINGS, *llama.NORMS, *PAIRED_ATTENTION, *JOINED_GATE, *llama.HEAD),
     (*GLM_KEYS, keys.assume(block=PreNorm())),
 )
-GLM4_NORMS = tuple(
-    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
-    for ours, theirs in {
+GLM4_NORMS = llama.list_norms(
+    {
         "attention_norm": "input_layernorm",
         "attention_output_norm": "post_self_attn_layernorm",
         "feedforward_norm": "post_attention_layernorm",
         "feedforward_output_norm": "post_mlp_layernorm",
-    }.items()
+    }
 )
 GLM4 = keys.declare_family(
     "glm4",

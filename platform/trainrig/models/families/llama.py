@@ -7,38 +7,34 @@ The first release of Mistral has a sliding window; Ministral 8B has one in some 
 one. Mixtral is Mistral with two of eight experts as the feed-forward network.
 """
 
-from trainrig.models.families import keys, mapping
+from trainrig.models.families import keys
+from trainrig.models.families.mapping import TensorName, map_modules, map_one
 
-EMBEDDINGS = (mapping.map_one("embedding.weight", "model.embed_tokens.weight"),)
+EMBEDDINGS = (map_one("embedding.weight", "model.embed_tokens.weight"),)
 HEAD = (
-    mapping.map_one("norm.weight", "model.norm.weight"),
-    mapping.map_one("head.weight", "lm_head.weight"),
-)
-NORMS = (
-    mapping.map_one(
-        "layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"
-    ),
-    mapping.map_one(
-        "layers.{layer}.feedforward_norm.weight",
-        "model.layers.{layer}.post_attention_layernorm.weight",
-    ),
+    map_one("norm.weight", "model.norm.weight"),
+    map_one("head.weight", "lm_head.weight"),
 )
 
 
-def list_projections(theirs: str, names: dict[str, str]) -> tuple[mapping.TensorName, ...]:
+def list_projections(theirs: str, names: dict[str, str]) -> tuple[TensorName, ...]:
     """Return the weight and bias of each linear layer below the module `theirs`.
 
     `names` maps trainrig's names to those of Transformers.
     """
-    return tuple(
-        mapping.map_one(
-            f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}"
-        )
-        for ours, name in names.items()
-        for part in ("weight", "bias")
-    )
+    below = f"model.layers.{{layer}}.{theirs}"
+    return map_modules({f"layers.{{layer}}.{ours}": f"{below}.{n}" for ours, n in names.items()})
 
 
+def list_norms(names: dict[str, str]) -> tuple[TensorName, ...]:
+    """Return the weight of each norm of a layer; `names` maps trainrig's to Transformers'."""
+    found = {f"layers.{{layer}}.{ours}": f"model.layers.{{layer}}.{n}" for ours, n in names.items()}
+    return map_modules(found, ("weight",))
+
+
+NORMS = list_norms(
+    {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
+)
 ATTENTION = list_projections(
     "self_attn",
     {
@@ -105,9 +101,9 @@ MINISTRAL = keys.declare_family(
 
 BELOW = "model.layers.{layer}.block_sparse_moe"
 EXPERTS = (
-    mapping.map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
+    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
     *(
-        mapping.map_one(
+        map_one(
             f"layers.{{layer}}.feedforward.experts.{ours}", f"{BELOW}.experts.{{expert}}.{theirs}"
         )
         for ours, theirs in {

@@ -6,7 +6,7 @@ Source: Li et al. 2023, arXiv:2309.05463.
 from trainrig.models.architecture.attention_settings import Biases
 from trainrig.models.architecture.layer_settings import GELU, ParallelBlock
 from trainrig.models.families import keys, llama
-from trainrig.models.families.mapping import map_one
+from trainrig.models.families.mapping import map_modules
 from trainrig.models.families.starcoder2 import NORM_BIASES
 
 TENSORS = (
@@ -23,8 +23,7 @@ TENSORS = (
         },
     ),
     *llama.list_projections("mlp", {"feedforward.up": "fc1", "feedforward.down": "fc2"}),
-    *(map_one(f"norm.{part}", f"model.final_layernorm.{part}") for part in ("weight", "bias")),
-    *(map_one(f"head.{part}", f"lm_head.{part}") for part in ("weight", "bias")),
+    *map_modules({"norm": "model.final_layernorm", "head": "lm_head"}),
 )
 PHI = keys.declare_family(
     "phi",

@@ -68,12 +68,8 @@ QWEN2 = keys.declare_family(
 )
 
 
-QK_NORMS = tuple(
-    map_one(
-        f"layers.{{layer}}.attention.{ours}.weight",
-        f"model.layers.{{layer}}.self_attn.{theirs}.weight",
-    )
-    for ours, theirs in {"query_norm": "q_norm", "key_norm": "k_norm"}.items()
+QK_NORMS = llama.list_norms(
+    {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 )
 
 
@@ -151,12 +147,11 @@ QWEN3_MOE = keys.declare_family(
 )
 
 
-OLMO2_NORMS = tuple(
-    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
-    for ours, theirs in {
+OLMO2_NORMS = llama.list_norms(
+    {
         "attention_output_norm": "post_attention_layernorm",
         "feedforward_output_norm": "post_feedforward_layernorm",
-    }.items()
+    }
 )
 OLMO2_TENSORS = (
     *llama.EMBEDDINGS,
