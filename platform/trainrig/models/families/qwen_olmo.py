@@ -31,8 +31,10 @@ def _read_window(config: HubConfig, before: dict[str, Any]) -> SlidingWindow | N
         kinds = tuple(keys.LOCAL if layer >= first else keys.GLOBAL for layer in range(layers))
     if keys.LOCAL not in kinds:
         return None
-    pattern = tuple("local" if kind == keys.LOCAL else "global" for kind in kinds)
-    return SlidingWindow(size=size, pattern=pattern)
+    return SlidingWindow(
+        size=size,
+        pattern=tuple("local" if kind == keys.LOCAL else "global" for kind in kinds),
+    )
 
 
 def _write_window(config: DecoderConfig) -> dict[str, Any]:
