@@ -1,7 +1,7 @@
 """Families of Hugging Face models that can be imported and exported.
 
-To add a family, write a module with its table of tensors and its keys, which convert its settings in
-both directions (keys.py), and add it to FAMILIES.
+To add a family, write a module with its table of tensors and its keys (keys.py), which convert its
+settings in both directions, and add it to FAMILIES.
 """
 
 from collections.abc import Mapping
