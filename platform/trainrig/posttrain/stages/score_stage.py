@@ -224,7 +224,7 @@ def _read(
             done.rows.append(row)
             done.scores.append(None)
             try:
-                wanted = asked.read(row, run.columns)
+                wanted: Any = asked.read(row, run.columns)
             except BadRow as why:
                 done.bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                 continue
