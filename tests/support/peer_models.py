@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 
+from support import brought
+from trainrig.models.encoder import build_model
+from trainrig.models.huggingface import HubModel, open_folder
+
 # The settings that define each family, at a small size. `SMALL` has the sizes.
 SMALL: dict[str, Any] = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
@@ -272,3 +276,51 @@ def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> A
     config_json = json.loads((folder / "config.json").read_text())
     assert config_json["architectures"]
     return model
+
+
+def make_encoder(
+    transformers: Any, kind: str, ending: str, settings: dict[str, Any], folder: Path
+) -> tuple[Any, Any, HubModel]:
+    """Return a random `kind`For`ending`, saved to `folder`, and trainrig's model of the folder."""
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    theirs = getattr(transformers, f"{kind}For{ending}")(config).eval()
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
+        for parameter in theirs.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(folder)
+    brought.write("llama3", folder)
+    if kind == "Roberta":
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        second = next(token for token, number in vocabulary.items() if number == 1)
+        (folder / "roles.json").write_text(json.dumps({"pad": second}))
+    return theirs, *open_ours(folder)
+
+
+def open_ours(folder: Path) -> tuple[Any, HubModel]:
+    """Return trainrig's model of a Hugging Face folder, and the folder."""
+    hub = open_folder(str(folder))
+    ours = build_model(hub.config)
+    ours.load_state_dict(hub.read_state())
+    return ours.eval(), hub
+
+
+def reload(model_class: Any, folder: Path) -> Any:
+    """Return Transformers' model of `folder`, which must hold its tensors and no other."""
+    back, report = model_class.from_pretrained(
+        folder, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return back
+
+
+def train_a_step(ours: Any, hub: HubModel, *inputs: torch.Tensor) -> Any:
+    """Return a copy of the model after one step of SGD."""
+    trained = build_model(hub.config)
+    trained.load_state_dict(ours.state_dict())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    trained(*inputs).logits.float().logsumexp(-1).sum().backward()
+    optimizer.step()
+    return trained

@@ -16,7 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,16 +93,23 @@ def score_masked_windows(
                 right += int((logits_BV.argmax(-1) == there_B).sum())
                 tokens += len(places_B)
                 text_bytes += int(byte_lengths[ids_T[places_B]].sum())
-    if not tokens:
+    return replace(_build_score(nats, nats, tokens, text_bytes), accuracy=right / tokens)
+
+
+def _build_score(nats: float, text_nats: float, tokens: int, text_bytes: int) -> SourceScore:
+    """Return the score of `tokens`; `text_nats` are the nats of those that are text.
+
+    Raises DataError if there is no text.
+    """
+    if not text_bytes:
         raise DataError("held-out text: it contains no token of text; hold out more")
     loss = nats / tokens
     return SourceScore(
         loss=loss,
         perplexity=math.exp(loss),
-        bits_per_byte=nats / math.log(2) / text_bytes,
+        bits_per_byte=text_nats / math.log(2) / text_bytes,
         tokens=tokens,
         bytes=text_bytes,
-        accuracy=right / tokens,
     )
 
 
@@ -231,16 +238,7 @@ def score(
             text_nats += float(nats_BT[bytes_BT > 0].sum())
             tokens += int(trained_BT.sum())
             text_bytes += int(bytes_BT.sum())
-    if not text_bytes:
-        raise DataError("held-out text: it contains no token of text; hold out more")
-    loss = nats / tokens
-    return SourceScore(
-        loss=loss,
-        perplexity=math.exp(loss),
-        bits_per_byte=text_nats / math.log(2) / text_bytes,
-        tokens=tokens,
-        bytes=text_bytes,
-    )
+    return _build_score(nats, text_nats, tokens, text_bytes)
 
 
 def _iterate_windows(

@@ -341,7 +341,7 @@ def _draw_pairs(ax: Axes, drawn: plots.Pairs) -> None:
     before = np.array([pair.before for pair in ordered])
     after = np.array([pair.after for pair in ordered])
     ax.hlines(y, np.minimum(before, after), np.maximum(before, after), color=MUTED, linewidth=1.5)
-    hollow = _hollow("c2", 9)
+    hollow = _hollow(9)
     dots = ax.plot(before, y, "o", label=drawn.names[0], **hollow)
     dots += ax.plot(after, y, "o", markersize=9, color=COLOURS["c1"], label=drawn.names[1])
     place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": MUTED}
@@ -366,19 +366,19 @@ def _draw_intervals(ax: Axes, drawn: plots.Intervals) -> None:
         if row.low is not None and row.high is not None:
             ax.plot([row.low, row.high], [y, y], color=colour, linewidth=2)
         if row.other is not None:
-            ax.plot([row.other], [y], "o", **_hollow("c2", 7))
+            ax.plot([row.other], [y], "o", **_hollow(7))
         ax.plot([row.value], [y], "o", color=colour, markersize=7)
     _arrange_rows(ax, [row.name for row in drawn.rows])
     if any(row.other is not None for row in drawn.rows):
         value, other = drawn.names
         dot = Line2D([], [], marker="o", linestyle="", color=COLOURS["c1"], label=value)
-        circle = Line2D([], [], marker="o", linestyle="", label=other, **_hollow("c2", 7))
+        circle = Line2D([], [], marker="o", linestyle="", label=other, **_hollow(7))
         _draw_legend(ax, [dot, circle])
 
 
-def _hollow(colour: str, size: float) -> dict[str, Any]:
+def _hollow(size: float) -> dict[str, Any]:
     """Return matplotlib's arguments for open circles."""
-    edge = {"markeredgecolor": COLOURS[colour], "markeredgewidth": 2}
+    edge = {"markeredgecolor": COLOURS["c2"], "markeredgewidth": 2}
     return {"markerfacecolor": PAPER, "markersize": size, **edge}
 
 

@@ -249,6 +249,3 @@ def _read_result(given: Any) -> StepResult | Fault:
                 return StepResult(observation, float(reward), done)
             return Fault("not_finite", f"the reward of a step is {reward}")
     return Fault("raised", f"step returned {given!r:.60}, not (observation, reward, done)")
-
-
-"""Settings of `[environment]` in a run file; `kind` selects the class."""

@@ -193,37 +193,23 @@ class ReinforcementLearning(TrainingRunFile):
         return ResourceRequest.on_devices(total, there_are_gpus)
 
     @model_validator(mode="after")
-    def _check_lag_skips_no_data(self) -> Self:
-        for name in ("spikes", "skip_data"):
-            if self.rollouts.lag and getattr(self.training, name):
-                raise ValueError(
-                    f"rollouts.lag and training.{name}: skipping data would need weights from "
-                    "before the skip to sample with, which are not kept; leave one of them out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_waves_skip_no_data(self) -> Self:
-        for name in ("spikes", "skip_data"):
-            if self.rollouts.waves > 1 and getattr(self.training, name):
-                raise ValueError(
-                    f"rollouts.waves and training.{name}: the next batch would draw the "
-                    "skipped prompts again, because waves continue after the last one; leave "
-                    "one of them out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _validate_partial_rollouts(self) -> Self:
-        if self.rollouts.partial is None:
-            return self
-        for name in ("spikes", "skip_data"):
-            if getattr(self.training, name):
-                raise ValueError(
-                    f"rollouts.partial and training.{name}: skipping data would drop "
-                    "unfinished rollouts; leave one of them out"
-                )
-        if self.environment:
+    def _check_what_skips_no_data(self) -> Self:
+        rollouts = self.rollouts
+        reasons = {
+            "lag": "skipping data would need weights from before the skip to sample with, which "
+            "are not kept",
+            "waves": "the next batch would draw the skipped prompts again, because waves continue "
+            "after the last one",
+            "partial": "skipping data would drop unfinished rollouts",
+        }
+        chosen = {"lag": rollouts.lag, "waves": rollouts.waves > 1, "partial": rollouts.partial}
+        for key, reason in reasons.items():
+            for name in ("spikes", "skip_data"):
+                if chosen[key] and getattr(self.training, name):
+                    raise ValueError(
+                        f"rollouts.{key} and training.{name}: {reason}; leave one of them out"
+                    )
+        if rollouts.partial and self.environment:
             raise ValueError(
                 "rollouts.partial and [environment]: the state of an environment is not kept "
                 "from batch to batch; leave one of them out"

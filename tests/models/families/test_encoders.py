@@ -2,12 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import brought
+from support import brought, peer_models
 
 from trainrig.errors import DataError
 from trainrig.models import find_model_class
@@ -50,28 +49,8 @@ def pair(request, transformers, tmp_path_factory):
     """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
     kind, settings = THEIRS[request.param]
-    config = getattr(transformers, f"{kind}Config")(**SMALL | settings)
-    config._attn_implementation = "eager"
-    torch.manual_seed(7)
-    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in theirs.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    theirs.save_pretrained(folder)
-    brought.write("llama3", folder)
-    if kind == "Roberta":
-        (folder / "roles.json").write_text(json.dumps({"pad": find_second_token(folder)}))
-    hub = open_folder(str(folder))
-    ours = build_model(hub.config)
-    ours.load_state_dict(hub.read_state())
-    return theirs, ours.eval(), hub, folder
-
-
-def find_second_token(folder: Path) -> str:
-    """Return the token of id 1 of the tokenizer in `folder`."""
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    return next(token for token, number in vocabulary.items() if number == 1)
+    pair = peer_models.make_encoder(transformers, kind, "MaskedLM", SMALL | settings, folder)
+    return *pair, folder
 
 
 @torch.no_grad()
@@ -107,18 +86,11 @@ def test_segments_are_transformers(pair):
 
 def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, transformers, tmp_path):
     theirs, ours, hub, folder = pair
-    trained = build_model(hub.config)
-    trained.load_state_dict(ours.state_dict())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
-    trained(IDS).logits.float().logsumexp(-1).sum().backward()
-    optimizer.step()
+    trained = peer_models.train_a_step(ours, hub, IDS)
     state = trained.state_dict()
     out = tmp_path / "out"
     write_folder(str(out), hub.config, state.__getitem__, hub.files)
-    back, report = transformers.AutoModelForMaskedLM.from_pretrained(
-        out, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back = peer_models.reload(transformers.AutoModelForMaskedLM, out)
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND

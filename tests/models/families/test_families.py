@@ -28,10 +28,7 @@ def pair(request, transformers, tmp_path_factory):
     folder = tmp_path_factory.mktemp("theirs")
     theirs = peer_models.make(transformers, request.param, folder)
     brought.write("llama3", folder)
-    hub = open_folder(str(folder))
-    ours = Decoder(hub.config)
-    ours.load_state_dict(hub.read_state())
-    return theirs, ours.eval(), hub, folder
+    return theirs, *peer_models.open_ours(folder), folder
 
 
 @torch.no_grad()
@@ -93,19 +90,12 @@ def test_greedy_texts_of_a_batch_are_transformers(pair):
 
 def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, transformers, tmp_path):
     theirs, ours, hub, folder = pair
-    trained = Decoder(hub.config)
-    trained.load_state_dict(ours.state_dict())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
-    trained(IDS).logits.float().logsumexp(-1).sum().backward()
-    optimizer.step()
+    trained = peer_models.train_a_step(ours, hub, IDS)
     state = trained.state_dict()
     out = tmp_path / "out"
     write_folder(str(out), hub.config, state.__getitem__, hub.files, HubFolder(file_bytes=20_000))
     assert len(list(out.glob("*.safetensors"))) > 1
-    back, report = transformers.AutoModelForCausalLM.from_pretrained(
-        out, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back = peer_models.reload(transformers.AutoModelForCausalLM, out)
     with torch.no_grad():
         assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
         assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND

@@ -2,11 +2,10 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from support import brought
+from support import brought, peer_models
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
@@ -16,7 +15,7 @@ from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.families import read_config
 from trainrig.models.families.safetensors_files import PlannedTensor
-from trainrig.models.huggingface import HubFolder, open_folder, write_folder
+from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
@@ -54,28 +53,7 @@ def make(transformers, name, ending, folder):
     kind, settings = {**CLASSIFIERS, **DETECTORS}[name]
     labels = {"id2label": dict(enumerate(LABELS))} if ending == "SequenceClassification" else {}
     small = {"vocab_size": 331, "pad_token_id": 1} if kind == "GPT2" else SMALL
-    config = getattr(transformers, f"{kind}Config")(**small | settings | labels)
-    config._attn_implementation = "eager"
-    torch.manual_seed(7)
-    theirs = getattr(transformers, f"{kind}For{ending}")(config).eval()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in theirs.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    theirs.save_pretrained(folder)
-    brought.write("llama3", folder)
-    if kind == "Roberta":
-        (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
-    hub = open_folder(str(folder))
-    ours = build_model(hub.config)
-    ours.load_state_dict(hub.read_state())
-    return theirs, ours.eval(), hub
-
-
-def second_token(folder: Path) -> str:
-    """Return the token of id 1 of the tokenizer in `folder`."""
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    return next(token for token, number in vocabulary.items() if number == 1)
+    return peer_models.make_encoder(transformers, kind, ending, small | settings | labels, folder)
 
 
 def inputs(config, segments):
@@ -111,10 +89,7 @@ def test_classes_are_transformers_and_keep_their_names(name, transformers, tmp_p
     family = write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
     assert (out / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
     assert 'pipeline_tag: "text-classification"' in (out / "README.md").read_text()
-    back, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        out, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back = peer_models.reload(transformers.AutoModelForSequenceClassification, out)
     assert (back(IDS, attention_mask=THERE, **more).logits - found).abs().max() <= BOUND
     assert back.config.id2label == dict(enumerate(LABELS))
     # Only the names of the classes change.
@@ -139,10 +114,7 @@ def test_spans_are_transformers(name, transformers, tmp_path):
     assert ((found - expected) * THERE[:, :, None]).abs().max() <= BOUND
     out = tmp_path / "out"
     write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
-    back, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
-        out, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back = peer_models.reload(transformers.AutoModelForQuestionAnswering, out)
     again = back(IDS, attention_mask=THERE, **more)
     assert ((again.start_logits - found[:, :, 0]) * THERE).abs().max() <= BOUND
     assert 'pipeline_tag: "question-answering"' in (out / "README.md").read_text()
@@ -157,10 +129,7 @@ def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transform
     state = {n: torch.randn(s, generator=generator) for n, s in parameter_shapes(config).items()}
     out = tmp_path / "out"
     write_folder(str(out), config, state.__getitem__, hub.files)
-    theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        out, output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    theirs = peer_models.reload(transformers.AutoModelForSequenceClassification, out)
     assert theirs.config.id2label == dict(enumerate(LABELS))
 
 

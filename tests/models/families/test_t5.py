@@ -6,10 +6,9 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import brought
+from support import brought, peer_models
 
 from trainrig.errors import DataError
-from trainrig.models.encoder import build_model
 from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 
@@ -53,10 +52,7 @@ def pair(request, transformers, tmp_path_factory):
         folder, attn_implementation="eager"
     ).eval()
     brought.write("llama3", folder)
-    hub = open_folder(str(folder))
-    ours = build_model(hub.config)
-    ours.load_state_dict(hub.read_state())
-    return theirs, ours.eval(), hub, folder
+    return theirs, *peer_models.open_ours(folder), folder
 
 
 @torch.no_grad()
@@ -78,21 +74,14 @@ def test_padding_equals_transformers_mask(pair):
 
 def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, transformers, tmp_path):
     theirs, ours, hub, folder = pair
-    trained = build_model(hub.config)
-    trained.load_state_dict(ours.state_dict())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
-    trained(IDS, WRITTEN).logits.float().logsumexp(-1).sum().backward()
+    trained = peer_models.train_a_step(ours, hub, IDS, WRITTEN)
     assert all(
         parameter.grad is not None and parameter.grad.any() for parameter in trained.parameters()
     )
-    optimizer.step()
     state = trained.state_dict()
     out = tmp_path / "out"
     write_folder(str(out), hub.config, state.__getitem__, hub.files)
-    back, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-        out, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back = peer_models.reload(transformers.AutoModelForSeq2SeqLM, out)
     with torch.no_grad():
         found = back(input_ids=IDS, decoder_input_ids=WRITTEN).logits
         assert (found - trained(IDS, WRITTEN).logits).abs().max() <= BOUND

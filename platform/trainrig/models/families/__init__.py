@@ -1,7 +1,7 @@
-"""Families of Hugging Face models that can be imported and exported, one file each.
+"""Families of Hugging Face models that can be imported and exported.
 
-To add a family, write a module with its table of tensors and the conversion of its settings in both
-directions, and add it to FAMILIES.
+To add a family, write a module with its table of tensors and its keys (keys.py), which convert its
+settings in both directions, and add it to FAMILIES.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
 from trainrig.models.families.cohere import COHERE, COHERE2
 from trainrig.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from trainrig.models.families.ernie import ERNIE4_5
 from trainrig.models.families.exaone4 import EXAONE4
 from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
-from trainrig.models.families.glm import GLM, GLM4
+from trainrig.models.families.glm import ERNIE4_5, GLM, GLM4
 from trainrig.models.families.glm4_moe import GLM4_MOE
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
 from trainrig.models.families.gpt_oss import GPT_OSS
 from trainrig.models.families.granite import GRANITE, GRANITE_MOE
-from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
+from trainrig.models.families.llama import LLAMA, MINISTRAL, MISTRAL, MIXTRAL, SEED_OSS
 from trainrig.models.families.mapping import (
     ENDINGS,
     OF_TOKENS,
@@ -34,15 +33,12 @@ from trainrig.models.families.mapping import (
     read_labels,
     strip_config,
 )
-from trainrig.models.families.ministral import MINISTRAL
-from trainrig.models.families.missing_parts import explain_refusal
 from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
 from trainrig.models.families.phi import PHI
 from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen2_moe import QWEN2_MOE
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
-from trainrig.models.families.seed_oss import SEED_OSS
 from trainrig.models.families.smollm3 import SMOLLM3
 from trainrig.models.families.stablelm import STABLELM
 from trainrig.models.families.starcoder2 import STARCODER2
@@ -67,6 +63,27 @@ FAMILIES = (
     GPT_OSS, QWEN2_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
+
+_MAMBA = "Mamba layers"
+_DELTA = "Gated DeltaNet layers"
+# Parts that well-known models have and trainrig does not, by `model_type`.
+_MISSING_PARTS: Mapping[str, str] = {
+    "bamba": _MAMBA,
+    "falcon_h1": _MAMBA,
+    "gemma4_text": "keys and values that layers share, and an embedding for each layer",
+    "granitemoehybrid": _MAMBA,
+    "hunyuan_v1_dense": "norms of queries and keys after their rotation",
+    "jamba": _MAMBA,
+    "kimi_linear": _DELTA,
+    "llama4_text": "attention in chunks",
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
+    "ministral3": "queries whose scale grows with the position",
+    "nemotron_h": _MAMBA,
+    "olmo": "layer norms without gains",
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA,
+}
 
 
 def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
@@ -112,7 +129,24 @@ def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCo
         for head in ENDINGS:
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
-    raise DataError(f"{path}: {explain_refusal(given, NAMES)}")
+    raise DataError(f"{path}: {_explain_refusal(given)}")
+
+
+def _explain_refusal(given: Mapping[str, Any]) -> str:
+    """Return why a model with the config.json `given` cannot be imported, and what can."""
+    kind = given.get("model_type")
+    if "text_config" in given:
+        return (
+            f"model_type {kind!r} reads more than text; save its language model alone with "
+            f"Transformers, if it is one of these: {NAMES}"
+        )
+    part = _MISSING_PARTS.get(str(kind))
+    if part is not None:
+        return f"model_type {kind!r} needs {part}, which trainrig lacks; supported: {NAMES}"
+    return (
+        f"cannot import model_type {kind!r} with architectures {given.get('architectures')!r}; "
+        f"supported: {NAMES}"
+    )
 
 
 def _is_adopted(custom: Mapping[str, Any], family: Family) -> bool:

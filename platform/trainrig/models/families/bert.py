@@ -14,11 +14,10 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
 from trainrig.models.architecture.layer_settings import GELU, LayerNorm, LearnedPositions, PostNorm
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_modules, map_one
 
 # Whether each is the tanh approximation.
 ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
-PARTS = ("weight", "bias")
 
 
 def list_body(prefix: str) -> tuple[TensorName, ...]:
@@ -29,33 +28,29 @@ def list_body(prefix: str) -> tuple[TensorName, ...]:
         map_one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
         map_one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
         map_one("segment_embedding.weight", f"{embeddings}.token_type_embeddings.weight"),
-        *(map_one(f"embedding_norm.{part}", f"{embeddings}.LayerNorm.{part}") for part in PARTS),
-        *(
-            map_one(f"layers.{{layer}}.{ours}.{part}", f"{layer}.{theirs}.{part}")
-            for ours, theirs in {
-                "attention.query": "attention.self.query",
-                "attention.key": "attention.self.key",
-                "attention.value": "attention.self.value",
-                "attention.output": "attention.output.dense",
-                "attention_norm": "attention.output.LayerNorm",
-                "feedforward.up": "intermediate.dense",
-                "feedforward.down": "output.dense",
-                "feedforward_norm": "output.LayerNorm",
-            }.items()
-            for part in PARTS
+        *map_modules(
+            {
+                "embedding_norm": f"{embeddings}.LayerNorm",
+                "layers.{layer}.attention.query": f"{layer}.attention.self.query",
+                "layers.{layer}.attention.key": f"{layer}.attention.self.key",
+                "layers.{layer}.attention.value": f"{layer}.attention.self.value",
+                "layers.{layer}.attention.output": f"{layer}.attention.output.dense",
+                "layers.{layer}.attention_norm": f"{layer}.attention.output.LayerNorm",
+                "layers.{layer}.feedforward.up": f"{layer}.intermediate.dense",
+                "layers.{layer}.feedforward.down": f"{layer}.output.dense",
+                "layers.{layer}.feedforward_norm": f"{layer}.output.LayerNorm",
+            }
         ),
     )
 
 
 TENSORS = (
     *list_body("bert"),
-    *(
-        map_one(f"transform.dense.{part}", f"cls.predictions.transform.dense.{part}")
-        for part in PARTS
-    ),
-    *(
-        map_one(f"transform.norm.{part}", f"cls.predictions.transform.LayerNorm.{part}")
-        for part in PARTS
+    *map_modules(
+        {
+            "transform.dense": "cls.predictions.transform.dense",
+            "transform.norm": "cls.predictions.transform.LayerNorm",
+        }
     ),
     map_one("head_bias", "cls.predictions.bias"),
 )
@@ -66,17 +61,9 @@ def list_heads(pooler: str, classes: str) -> dict[Head, tuple[TensorName, ...]]:
 
     The pooler comes before the classes.
     """
-    names: dict[Head, dict[str, str]] = {
-        "classes": {"pooler": pooler, "head": classes},
-        "spans": {"head": "qa_outputs"},
-    }
     return {
-        head: tuple(
-            map_one(f"{ours}.{part}", f"{theirs}.{part}")
-            for ours, theirs in named.items()
-            for part in PARTS
-        )
-        for head, named in names.items()
+        "classes": map_modules({"pooler": pooler, "head": classes}),
+        "spans": map_modules({"head": "qa_outputs"}),
     }
 
 
@@ -157,8 +144,7 @@ BERT = Family(
 
 ROBERTA_TENSORS = (
     *list_body("roberta"),
-    *(map_one(f"transform.dense.{part}", f"lm_head.dense.{part}") for part in PARTS),
-    *(map_one(f"transform.norm.{part}", f"lm_head.layer_norm.{part}") for part in PARTS),
+    *map_modules({"transform.dense": "lm_head.dense", "transform.norm": "lm_head.layer_norm"}),
     map_one("head_bias", "lm_head.bias"),
 )
 ROBERTA_SURPLUS = r"(roberta\.)?pooler\..*|lm_head\.decoder\..*"
@@ -193,25 +179,24 @@ ROBERTA = Family(
 )
 
 
-PROJECTION = tuple(
-    map_one(f"embedding_projection.{part}", f"electra.embeddings_project.{part}") for part in PARTS
-)
 ELECTRA_TENSORS = (
     *list_body("electra"),
-    *PROJECTION,
-    *(map_one(f"transform.dense.{part}", f"generator_predictions.dense.{part}") for part in PARTS),
-    *(
-        map_one(f"transform.norm.{part}", f"generator_predictions.LayerNorm.{part}")
-        for part in PARTS
+    *map_modules(
+        {
+            "embedding_projection": "electra.embeddings_project",
+            "transform.dense": "generator_predictions.dense",
+            "transform.norm": "generator_predictions.LayerNorm",
+        }
     ),
     map_one("head_bias", "generator_lm_head.bias"),
 )
 ELECTRA_HEADS: dict[Head, tuple[TensorName, ...]] = {
     **list_heads("classifier.dense", "classifier.out_proj"),
-    "replaced": tuple(
-        map_one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
-        for ours, theirs in {"transform.dense": "dense", "head": "dense_prediction"}.items()
-        for part in PARTS
+    "replaced": map_modules(
+        {
+            "transform.dense": "discriminator_predictions.dense",
+            "head": "discriminator_predictions.dense_prediction",
+        }
     ),
 }
 # Published files repeat the tied weight.

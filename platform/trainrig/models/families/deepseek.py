@@ -13,15 +13,9 @@ from typing import Any
 from trainrig.errors import DataError
 from trainrig.models.architecture.attention_settings import Biases, LatentAttention
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import (
-    ExpertGroups,
-    MixtureOfExperts,
-    Rope,
-    SwiGLU,
-    YaRN,
-)
-from trainrig.models.families import llama, row_orders
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
+from trainrig.models.architecture.layer_settings import ExpertGroups, MixtureOfExperts, Rope, YaRN
+from trainrig.models.families import keys, llama, row_orders
+from trainrig.models.families.mapping import HubConfig, TensorName, map_one
 from trainrig.models.families.qwen_olmo import EXPERTS
 from trainrig.models.families.rope_tables import read_rope, write_rope
 
@@ -104,15 +98,7 @@ class ExpertDefaults:
     scale: float
 
 
-def _read(
-    config: HubConfig, experts: MixtureOfExperts, positions: int, kv_heads: int | None = None
-) -> DecoderConfig:
-    """Return the settings that both families share.
-
-    `positions` and `kv_heads` are what Transformers assumes for missing keys.
-    """
-    config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6, kv_heads=kv_heads)
+def _read_attention(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     rotated = config.get("qk_rope_head_dim", 64)
     width = config.get("qk_nope_head_dim", 128) + rotated
     rope = read_rope(config)
@@ -130,13 +116,12 @@ def _read(
         query_scale=_read_query_scale(config, width),
     )
     biased = config.get("attention_bias", False)
-    return config.build(
-        **sizes | {"head_channels": width},
-        position_embedding=rope,
-        attention=attention,
-        feedforward=experts,
-        biases=Biases(qkv=biased, output=biased),
-    )
+    return {
+        "head_channels": width,
+        "position_embedding": rope,
+        "attention": attention,
+        "biases": Biases(qkv=biased, output=biased),
+    }
 
 
 def _read_experts(config: HubConfig, defaults: ExpertDefaults, **settings: Any) -> MixtureOfExperts:
@@ -217,13 +202,12 @@ V3 = ExpertDefaults(experts=256, expert_channels=2048, shared_experts=1, dense_l
 V2 = ExpertDefaults(experts=64, expert_channels=1407, shared_experts=2, dense_layers=0, scale=1.0)
 
 
-def _read_v3(config: HubConfig) -> DecoderConfig:
+def _read_v3(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     config.check_only("rope_interleave", True)
-    experts = read_sigmoid_experts(config, V3, groups=8, active_groups=4)
-    return _read(config, experts, positions=4096, kv_heads=128)
+    return {"feedforward": read_sigmoid_experts(config, V3, groups=8, active_groups=4)}
 
 
-def _read_v2(config: HubConfig) -> DecoderConfig:
+def _read_v2(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     config.check_only("mlp_bias", False)
     config.check_only("norm_topk_prob", False, None)
     config.check_only("topk_method", "greedy", "group_limited_greedy")
@@ -234,11 +218,12 @@ def _read_v2(config: HubConfig) -> DecoderConfig:
     experts = _read_experts(
         config, V2, active=config.need("num_experts_per_tok"), normalise=False, groups=groups
     )
-    return _read(config, experts, positions=2048)
+    return {"feedforward": experts}
 
 
-def write_experts(config: DecoderConfig, experts: MixtureOfExperts) -> dict[str, Any]:
+def write_experts(config: DecoderConfig) -> dict[str, Any]:
     """Return the keys for the sizes and the scale of the experts of `config`."""
+    experts = keys.find_experts(config)
     return {
         "n_routed_experts": experts.experts,
         "num_experts_per_tok": experts.active,
@@ -261,22 +246,16 @@ def write_sigmoid_choice(experts: MixtureOfExperts) -> dict[str, Any]:
     }
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    """Return the keys that both families share, or None for a model of neither."""
-    rope = config.position_embedding
-    experts = config.feedforward
+def _write_attention(config: DecoderConfig) -> dict[str, Any] | None:
+    rope = keys.find_rope(config)
     latent = config.attention
-    if not isinstance(rope, Rope) or not isinstance(latent, LatentAttention):
+    if not isinstance(latent, LatentAttention):
         return None
-    if not isinstance(experts, MixtureOfExperts) or not isinstance(experts.network, SwiGLU):
-        return None
-    keys = write_rope(rope)
+    tables = write_rope(rope)
     share = _write_query_scale(config, rope)
     return {
-        **llama.write_sizes(config),
         "head_dim": latent.rotated_channels,
-        "hidden_act": "silu",
-        **{name: keys[name] and {**keys[name], **share} for name in ROPE_TABLES},
+        **{name: tables[name] and {**tables[name], **share} for name in ROPE_TABLES},
         "rope_theta": rope.theta,
         "attention_bias": config.biases.qkv,
         "kv_lora_rank": latent.latent_channels,
@@ -284,26 +263,17 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "qk_rope_head_dim": latent.rotated_channels,
         "qk_nope_head_dim": config.shape.head_channels - latent.rotated_channels,
         "v_head_dim": latent.value_channels,
-        **write_experts(config, experts),
+        **write_experts(config),
     }
 
 
-def _write_v3(config: DecoderConfig) -> dict[str, Any] | None:
-    keys = _write(config)
-    experts = config.feedforward
-    if keys is None or not isinstance(experts, MixtureOfExperts):
-        return None
-    return {**keys, "rope_interleave": True, **write_sigmoid_choice(experts)}
+def _write_v3(config: DecoderConfig) -> dict[str, Any]:
+    return {"rope_interleave": True, **write_sigmoid_choice(keys.find_experts(config))}
 
 
-def _write_v2(config: DecoderConfig) -> dict[str, Any] | None:
-    keys = _write(config)
-    experts = config.feedforward
-    if keys is None or not isinstance(experts, MixtureOfExperts):
-        return None
-    groups = experts.groups
+def _write_v2(config: DecoderConfig) -> dict[str, Any]:
+    groups = keys.find_experts(config).groups
     return {
-        **keys,
         "mlp_bias": False,
         "norm_topk_prob": False,
         "topk_method": "greedy" if groups is None else "group_limited_greedy",
@@ -312,15 +282,30 @@ def _write_v2(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-DEEPSEEK_V3 = Family(
+DEEPSEEK_V3 = keys.declare_family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     TENSORS,
-    _read_v3,
-    _write_v3,
+    (
+        keys.convert_sizes(positions=4096, epsilon=1e-6, kv_heads=128),
+        keys.SILU,
+        keys.Keys(_read_attention, _write_attention),
+        keys.Keys(_read_v3, _write_v3),
+    ),
+    experts=True,
     adopted=True,
     surplus=r"model\.layers\.61\..*",  # the layer that predicts the token after the next one
 )
-DEEPSEEK_V2 = Family(
-    "deepseek_v2", "DeepseekV2ForCausalLM", TENSORS, _read_v2, _write_v2, adopted=True
+DEEPSEEK_V2 = keys.declare_family(
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    TENSORS,
+    (
+        keys.convert_sizes(positions=2048, epsilon=1e-6),
+        keys.SILU,
+        keys.Keys(_read_attention, _write_attention),
+        keys.Keys(_read_v2, _write_v2),
+    ),
+    experts=True,
+    adopted=True,
 )

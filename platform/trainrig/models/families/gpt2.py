@@ -5,7 +5,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GELU, LayerNorm, LearnedPositions
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_modules, map_one
 
 QKV = tuple(f"layers.{{layer}}.attention.{name}" for name in ("query", "key", "value"))
 # GPT-2 stores matrices as [inputs, outputs], and queries, keys and values in one matrix.
@@ -33,8 +33,7 @@ TENSORS = (
         }.items()
         for part in ("weight", "bias")
     ),
-    map_one("norm.weight", "transformer.ln_f.weight"),
-    map_one("norm.bias", "transformer.ln_f.bias"),
+    *map_modules({"norm": "transformer.ln_f"}),
     map_one("head.weight", "lm_head.weight"),
 )
 # Whether each is the tanh approximation.

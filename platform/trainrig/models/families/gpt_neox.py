@@ -14,7 +14,7 @@ from trainrig.models.architecture.layer_settings import (
     PreNorm,
     Rope,
 )
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_modules, map_one
 from trainrig.models.families.rope_tables import read_rope, write_partial_rope
 from trainrig.models.families.row_orders import order_by_head
 
@@ -30,19 +30,16 @@ TENSORS = (
         )
         for part in ("weight", "bias")
     ),
-    *(
-        map_one(f"layers.{{layer}}.{ours}.{part}", f"{BELOW}.{theirs}.{part}")
-        for ours, theirs in {
-            "attention_norm": "input_layernorm",
-            "attention.output": "attention.dense",
-            "feedforward_norm": "post_attention_layernorm",
-            "feedforward.up": "mlp.dense_h_to_4h",
-            "feedforward.down": "mlp.dense_4h_to_h",
-        }.items()
-        for part in ("weight", "bias")
+    *map_modules(
+        {
+            "layers.{layer}.attention_norm": f"{BELOW}.input_layernorm",
+            "layers.{layer}.attention.output": f"{BELOW}.attention.dense",
+            "layers.{layer}.feedforward_norm": f"{BELOW}.post_attention_layernorm",
+            "layers.{layer}.feedforward.up": f"{BELOW}.mlp.dense_h_to_4h",
+            "layers.{layer}.feedforward.down": f"{BELOW}.mlp.dense_4h_to_h",
+            "norm": "gpt_neox.final_layer_norm",
+        }
     ),
-    map_one("norm.weight", "gpt_neox.final_layer_norm.weight"),
-    map_one("norm.bias", "gpt_neox.final_layer_norm.bias"),
     map_one("head.weight", "embed_out.weight"),
 )
 # Whether each is the tanh approximation.

@@ -9,21 +9,14 @@ softmax over the chosen experts only, which is the softmax over all experts scal
 from typing import Any
 
 from trainrig.errors import DataError
-from trainrig.models.architecture.attention_settings import AttentionSettings, Biases
+from trainrig.models.architecture.attention_settings import Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import (
-    ClampedSwiGLU,
-    MixtureOfExperts,
-    Rope,
-    YaRN,
-)
-from trainrig.models.families import llama, mxfp4
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
+from trainrig.models.architecture.layer_settings import ClampedSwiGLU, MixtureOfExperts, YaRN
+from trainrig.models.families import keys, llama, mxfp4
+from trainrig.models.families.mapping import HubConfig, TensorName, map_one
 from trainrig.models.families.rope_tables import read_rope, write_rope
 from trainrig.models.families.row_orders import alternate_gate_and_up
-from trainrig.models.families.window_layers import GLOBAL, LOCAL, build_window, list_layer_types
 
-THETA = 150_000.0
 BELOW = "model.layers.{layer}.mlp"
 OURS = "layers.{layer}.feedforward"
 
@@ -54,14 +47,16 @@ TENSORS = (
 )
 
 
-def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=131_072, epsilon=1e-5, kv_heads=8)
-    layers = sizes["layers"]
-    default_kinds = tuple(GLOBAL if layer % 2 else LOCAL for layer in range(layers))
-    kinds = config.layer_types(layers) or default_kinds
-    size = config.take_positive("sliding_window", 128)
+def _read_biases(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     biased = config.get("attention_bias", True)
+    return {"biases": Biases(qkv=biased, output=biased, feedforward=True)}
+
+
+def _list_kinds(layers: int, window: int | None) -> tuple[str, ...]:
+    return tuple(keys.GLOBAL if layer % 2 else keys.LOCAL for layer in range(layers))
+
+
+def _read_experts(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     experts = config.make(
         MixtureOfExperts,
         experts=config.get("num_local_experts", config.get("num_experts", 128)),
@@ -75,47 +70,14 @@ def _read(config: HubConfig) -> DecoderConfig:
         balance_loss=config.get("router_aux_loss_coef", 0.001),
         router_z_loss=0.0,
     )
-    return config.build(
-        **sizes | {"head_channels": config.take("head_dim", 64)},
-        position_embedding=_read_rope(config),
-        attention=AttentionSettings(
-            sinks=True, window=build_window(kinds, size, sizes["positions"])
-        ),
-        feedforward=experts,
-        biases=Biases(qkv=biased, output=biased, feedforward=True),
-    )
+    return {"feedforward": experts}
 
 
-def _read_rope(config: HubConfig) -> Rope:
-    """Return the rotary positions, or the published models' ones if the file has no table."""
-    rope = read_rope(config, theta=THETA)
-    if rope.rotated_share != 1:
-        raise DataError(
-            f"{config.path}: partial_rotary_factor is {rope.rotated_share}, but gpt-oss rotates "
-            "whole heads; leave it out"
-        )
-    if config.get_table("rope_parameters") or config.get_table("rope_scaling"):
-        return rope
-    usual = YaRN(factor=32.0, original_positions=4096, whole_channels=False)
-    return rope.model_copy(update={"scaling": usual})
-
-
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    experts = config.feedforward
-    if not isinstance(rope, Rope) or not isinstance(experts, MixtureOfExperts):
-        return None
-    if not isinstance(experts.network, ClampedSwiGLU):
-        return None
-    window = config.attention.window
+def _write_experts(config: DecoderConfig) -> dict[str, Any]:
+    experts = keys.find_experts(config)
+    assert isinstance(experts.network, ClampedSwiGLU), "declare_family has checked it"
     return {
-        **llama.write_sizes(config),
         "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
-        "hidden_act": "silu",
-        **write_rope(rope),
-        "attention_bias": config.biases.qkv,
-        "sliding_window": None if window is None else window.size,
-        "layer_types": list_layer_types(config),
         "num_local_experts": experts.experts,
         "num_experts_per_tok": experts.active,
         "swiglu_alpha": experts.network.alpha,
@@ -124,4 +86,33 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-GPT_OSS = Family("gpt_oss", "GptOssForCausalLM", TENSORS, _read, _write, quantised=mxfp4.METHOD)
+def _read_rope(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary positions, or the published models' ones if the file has no table."""
+    rope = read_rope(config, theta=150_000.0)
+    if rope.rotated_share != 1:
+        raise DataError(
+            f"{config.path}: partial_rotary_factor is {rope.rotated_share}, but gpt-oss rotates "
+            "whole heads; leave it out"
+        )
+    if not (config.get_table("rope_parameters") or config.get_table("rope_scaling")):
+        usual = YaRN(factor=32.0, original_positions=4096, whole_channels=False)
+        rope = rope.model_copy(update={"scaling": usual})
+    return {"position_embedding": rope}
+
+
+GPT_OSS = keys.declare_family(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    TENSORS,
+    (
+        keys.convert_sizes(positions=131_072, epsilon=1e-5, kv_heads=8, head_channels=64),
+        keys.SILU,
+        keys.Keys(_read_rope, lambda config: write_rope(keys.find_rope(config))),
+        keys.Keys(_read_biases, lambda config: {"attention_bias": config.biases.qkv}),
+        keys.convert_layer_windows(128, _list_kinds, sinks=True),
+        keys.Keys(_read_experts, _write_experts),
+    ),
+    network=ClampedSwiGLU,
+    experts=True,
+    quantised=mxfp4.METHOD,
+)

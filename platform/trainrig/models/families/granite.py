@@ -5,16 +5,13 @@ Source: IBM Granite team 2024, https://github.com/ibm-granite/granite-3.0-langua
 
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import AttentionSettings, Biases
+from trainrig.models.architecture.attention_settings import AttentionSettings
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import MixtureOfExperts, Rope, SwiGLU
-from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
-from trainrig.models.families.rope_tables import read_rope, write_rope
+from trainrig.models.families import keys, llama
+from trainrig.models.families.mapping import HubConfig, TensorName, map_one
 
 
-def read_factors(config: HubConfig) -> dict[str, Any]:
-    """Return the `DecoderConfig` settings for the factors of a Granite model."""
+def _read_factors(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention": AttentionSettings(
             query_scale=config.get_positive("attention_multiplier", 1.0)
@@ -25,8 +22,7 @@ def read_factors(config: HubConfig) -> dict[str, Any]:
     }
 
 
-def write_factors(config: DecoderConfig) -> dict[str, Any]:
-    """Return the config.json keys that `read_factors` reads."""
+def _write_factors(config: DecoderConfig) -> dict[str, Any]:
     default_scale = config.shape.head_channels**-0.5
     return {
         "attention_multiplier": config.attention.query_scale or default_scale,
@@ -42,33 +38,20 @@ def _invert(value: float) -> float:
     return next((inverse for inverse in digits if 1 / inverse == value), 1 / value)
 
 
-def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    attention = config.get("attention_bias", False)
-    return config.build(
-        **llama.read_sizes(config, positions=2048, epsilon=1e-6),
-        **read_factors(config),
-        position_embedding=read_rope(config),
-        biases=Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False)),
-    )
-
-
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
-        return None
-    return {
-        **llama.write_sizes(config),
-        "hidden_act": "silu",
-        **write_rope(rope),
-        **write_factors(config),
-        "attention_bias": config.biases.qkv,
-        "mlp_bias": config.biases.feedforward,
-    }
-
-
-# Transformers has no classifier of this family.
-GRANITE = Family("granite", "GraniteForCausalLM", llama.TENSORS, _read, _write, heads={})
+KEYS = (
+    keys.convert_sizes(positions=2048, epsilon=1e-6),
+    keys.SILU,
+    keys.convert_rope(),
+    keys.Keys(_read_factors, _write_factors),
+    keys.convert_bias("attention_bias", "qkv", "output"),
+)
+GRANITE = keys.declare_family(
+    "granite",
+    "GraniteForCausalLM",
+    llama.TENSORS,
+    (*KEYS, keys.convert_bias("mlp_bias", "feedforward")),
+    heads={},  # Transformers has no classifier of these families.
+)
 
 
 BELOW = "model.layers.{layer}.block_sparse_moe"
@@ -85,47 +68,11 @@ MOE_TENSORS = (
     map_one("layers.{layer}.feedforward.experts.down", f"{BELOW}.output_linear.weight"),
     *llama.HEAD,
 )
-
-
-def _read_moe(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    biased = config.get("attention_bias", False)
-    experts = config.make(
-        MixtureOfExperts,
-        experts=config.get("num_local_experts", 8),
-        active=config.get("num_experts_per_tok", 2),
-        balance_loss=config.get("router_aux_loss_coef", 0.001),
-        router_z_loss=0.0,
-    )
-    return config.build(
-        **llama.read_sizes(config, positions=2048, epsilon=1e-6),
-        **read_factors(config),
-        position_embedding=read_rope(config),
-        biases=Biases(qkv=biased, output=biased),
-        feedforward=experts,
-    )
-
-
-def _write_moe(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    experts = config.feedforward
-    if not isinstance(rope, Rope) or not isinstance(experts, MixtureOfExperts):
-        return None
-    if not isinstance(experts.network, SwiGLU):
-        return None
-    return {
-        **llama.write_sizes(config),
-        "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
-        "hidden_act": "silu",
-        **write_rope(rope),
-        **write_factors(config),
-        "attention_bias": config.biases.qkv,
-        "num_local_experts": experts.experts,
-        "num_experts_per_tok": experts.active,
-        "router_aux_loss_coef": experts.balance_loss,
-    }
-
-
-GRANITE_MOE = Family(
-    "granitemoe", "GraniteMoeForCausalLM", MOE_TENSORS, _read_moe, _write_moe, heads={}
+GRANITE_MOE = keys.declare_family(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    MOE_TENSORS,
+    (*KEYS, keys.convert_experts("num_local_experts", experts=8, active=2, balance_loss=0.001)),
+    experts=True,
+    heads={},
 )

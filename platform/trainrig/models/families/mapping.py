@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -61,6 +61,17 @@ class TensorName:
 def map_one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
     """Return the mapping of one tensor of ours to one of theirs."""
     return TensorName((ours,), theirs, transposed)
+
+
+def map_modules(
+    names: Mapping[str, str], parts: Sequence[str] = ("weight", "bias")
+) -> tuple[TensorName, ...]:
+    """Return the mapping of the `parts` of each module of ours to a module of theirs."""
+    return tuple(
+        map_one(f"{ours}.{part}", f"{theirs}.{part}")
+        for ours, theirs in names.items()
+        for part in parts
+    )
 
 
 @dataclass(frozen=True)

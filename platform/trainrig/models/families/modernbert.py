@@ -11,13 +11,12 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
 from trainrig.models.architecture.layer_settings import GEGLU, LayerNorm, Rope
 from trainrig.models.families import mapping, rope_tables
-from trainrig.models.families.bert import PARTS
 
 LAYERS = "layers.{layer}"
 # Queries, keys and values are one matrix, and so are the gate and the part that it multiplies.
 TENSORS = (
     mapping.map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
-    *(mapping.map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
+    *mapping.map_modules({"embedding_norm": "model.embeddings.norm"}),
     *(
         mapping.TensorName(
             tuple(f"{LAYERS}.{name}.{part}" for name in ours), f"model.{LAYERS}.{theirs}.{part}"
@@ -30,11 +29,11 @@ TENSORS = (
             (("feedforward.gate", "feedforward.up"), "mlp.Wi"),
             (("feedforward.down",), "mlp.Wo"),
         )
-        for part in PARTS
+        for part in ("weight", "bias")
     ),
-    *(mapping.map_one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
-    *(mapping.map_one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
-    *(mapping.map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
+    *mapping.map_modules(
+        {"norm": "model.final_norm", "transform.dense": "head.dense", "transform.norm": "head.norm"}
+    ),
     mapping.map_one("head_bias", "decoder.bias"),
 )
 SURPLUS = r"decoder\.weight"  # published files repeat the tied weight
@@ -141,7 +140,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-CLASSIFIER = tuple(mapping.map_one(f"head.{part}", f"classifier.{part}") for part in PARTS)
+CLASSIFIER = mapping.map_modules({"head": "classifier"})
 MODERNBERT = mapping.Family(
     "modernbert",
     "ModernBertForMaskedLM",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.families.safetensors_files import ReadableTensor, StoredTensor
+from trainrig.models.families.safetensors_files import StoredTensor
 
 METHOD = "mxfp4"  # name of the format in a config.json
 BLOCKS = "_blocks"
@@ -55,6 +55,9 @@ class PackedTensor:
             matrix = torch.ldexp(values[halves.int()], exponents[..., None].int() - BIAS)
             stack[expert] = matrix.flatten(1).T
         return stack
+
+
+ReadableTensor = StoredTensor | PackedTensor
 
 
 def unpack_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, ReadableTensor]:

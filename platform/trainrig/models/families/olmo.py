@@ -7,35 +7,27 @@ together (arXiv:2409.02060).
 
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import AttentionSettings, Biases
+from trainrig.models.architecture.attention_settings import AttentionSettings
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import MixtureOfExperts, OutputNorm, Rope, SwiGLU
-from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig
+from trainrig.models.architecture.layer_settings import OutputNorm, Rope
+from trainrig.models.families import keys
+from trainrig.models.families.mapping import HubConfig
 from trainrig.models.families.qwen_olmo import MOE_TENSORS, OLMO2_TENSORS
-from trainrig.models.families.rope_tables import read_rope, write_rope, write_rope_table
-from trainrig.models.families.window_layers import GLOBAL, LOCAL, build_window, list_layer_types
+from trainrig.models.families.rope_tables import read_rope, write_rope_table
 
 THETA = 500_000.0
 
 
-def _read_olmo3(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=2048, epsilon=1e-5)
-    layers = sizes["layers"]
-    default_kinds = tuple(GLOBAL if (layer + 1) % 4 == 0 else LOCAL for layer in range(layers))
-    kinds = config.layer_types(layers) or default_kinds
+def _read_windows(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
+    layers = before["layers"]
+    kinds = config.layer_types(layers) or keys.repeat_kinds(layers, 4)
     rope, of_windows = _read_ropes(config)
     size = config.take_positive("sliding_window", 4096)
-    window = build_window(kinds, size, sizes["positions"], of_windows)
-    biased = config.get("attention_bias", False)
-    return config.build(
-        **sizes,
-        position_embedding=rope,
-        attention=AttentionSettings(qk_norm="projection", window=window),
-        block=OutputNorm(),
-        biases=Biases(qkv=biased, output=biased),
-    )
+    window = keys.build_window(kinds, size, before["positions"], of_windows)
+    return {
+        "position_embedding": rope,
+        "attention": AttentionSettings(qk_norm="projection", window=window),
+    }
 
 
 def _read_ropes(config: HubConfig) -> tuple[Rope, Rope | None]:
@@ -43,81 +35,62 @@ def _read_ropes(config: HubConfig) -> tuple[Rope, Rope | None]:
     tables = config.get_table("rope_parameters")
     base = config.get("rope_theta", THETA)
     # `rope_theta` outside of the tables is for layers without a window only, as in Transformers.
-    local = HubConfig({"rope_parameters": tables.get(LOCAL) or {}}, config.path)
-    keys = {key: value for key, value in config.given.items() if key != "rope_theta"}
+    local = HubConfig({"rope_parameters": tables.get(keys.LOCAL) or {}}, config.path)
+    others = {key: value for key, value in config.given.items() if key != "rope_theta"}
     rope = read_rope(
-        HubConfig({**keys, "rope_parameters": tables.get(GLOBAL) or {}}, config.path), theta=base
+        HubConfig({**others, "rope_parameters": tables.get(keys.GLOBAL) or {}}, config.path),
+        theta=base,
     )
     of_windows = read_rope(local, theta=THETA)
     return rope, None if of_windows == rope else of_windows
 
 
-def _write_olmo3(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
-        return None
+def _write_windows(config: DecoderConfig) -> dict[str, Any]:
+    rope = keys.find_rope(config)
     window = config.attention.window
     of_windows = rope if window is None else window.rope or rope
     tables = {
-        GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
-        LOCAL: {"rope_theta": of_windows.theta, **write_rope_table(of_windows)},
+        keys.GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
+        keys.LOCAL: {"rope_theta": of_windows.theta, **write_rope_table(of_windows)},
     }
     return {
-        **llama.write_sizes(config),
-        "hidden_act": "silu",
         "rope_parameters": tables,
         "rope_scaling": None,
         "sliding_window": config.positions if window is None else window.size,
-        "layer_types": list_layer_types(config),
-        "attention_bias": config.biases.qkv,
+        "layer_types": keys.list_layer_types(config),
     }
 
 
-OLMO3 = Family("olmo3", "Olmo3ForCausalLM", OLMO2_TENSORS, _read_olmo3, _write_olmo3)
-
-
-def _read_olmoe(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    config.check_only("clip_qkv", None)
-    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
-    biased = config.get("attention_bias", False)
-    experts = config.make(
-        MixtureOfExperts,
-        experts=config.get("num_experts", config.get("num_local_experts", 64)),
-        active=config.get("num_experts_per_tok", 8),
-        normalise=config.get("norm_topk_prob", False),
-        balance_loss=config.get("router_aux_loss_coef", 0.01),
-        router_z_loss=0.0,
-    )
-    return config.build(
-        **sizes | {"head_channels": None},  # the norms of queries and keys assume channels / heads
-        position_embedding=read_rope(config),
-        attention=AttentionSettings(qk_norm="projection"),
-        biases=Biases(qkv=biased, output=biased),
-        feedforward=experts,
-    )
-
-
-def _write_olmoe(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    experts = config.feedforward
-    if not isinstance(rope, Rope) or not isinstance(experts, MixtureOfExperts):
-        return None
-    if not isinstance(experts.network, SwiGLU):
-        return None
-    return {
-        **llama.write_sizes(config),
-        "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
-        "hidden_act": "silu",
-        **write_rope(rope),
-        "attention_bias": config.biases.qkv,
-        "clip_qkv": None,
-        "num_experts": experts.experts,
-        "num_experts_per_tok": experts.active,
-        "norm_topk_prob": experts.normalise,
-        "router_aux_loss_coef": experts.balance_loss,
-    }
-
-
-# Transformers has no classifier of this family.
-OLMOE = Family("olmoe", "OlmoeForCausalLM", MOE_TENSORS, _read_olmoe, _write_olmoe, heads={})
+OLMO3 = keys.declare_family(
+    "olmo3",
+    "Olmo3ForCausalLM",
+    OLMO2_TENSORS,
+    (
+        keys.convert_sizes(positions=2048, epsilon=1e-5),
+        keys.SILU,
+        keys.Keys(_read_windows, _write_windows),
+        keys.convert_bias("attention_bias", "qkv", "output"),
+        keys.assume(block=OutputNorm()),
+    ),
+)
+OLMOE = keys.declare_family(
+    "olmoe",
+    "OlmoeForCausalLM",
+    MOE_TENSORS,
+    (
+        keys.convert_sizes(positions=4096, epsilon=1e-5),
+        keys.SILU,
+        keys.convert_rope(),
+        keys.convert_bias("attention_bias", "qkv", "output"),
+        keys.fix_key("clip_qkv", None),
+        keys.convert_experts(
+            "num_experts", experts=64, active=8, balance_loss=0.01, normalise=False
+        ),
+        keys.assume(
+            attention=AttentionSettings(qk_norm="projection"),
+            head_channels=None,  # the norms of queries and keys assume channels / heads
+        ),
+    ),
+    experts=True,
+    heads={},  # Transformers has no classifier of this family.
+)

@@ -7,9 +7,8 @@ from typing import Any
 
 from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import Rope
-from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig, TensorName
+from trainrig.models.families import keys, llama
+from trainrig.models.families.mapping import HubConfig, TensorName
 from trainrig.models.families.rope_tables import read_rope, write_rope
 
 JOINED_GATE = (
@@ -32,8 +31,7 @@ TENSORS = (
 )
 
 
-def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
+def _read_rope(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         table = config.get_table(key)
         if table.get("rope_type", table.get("type", "default")) != "default":
@@ -42,29 +40,31 @@ def _read(config: HubConfig) -> DecoderConfig:
                 "the text, which trainrig does not support; only Phi models without scaling, such "
                 "as Phi-3-mini-4k and Phi-4, can be imported"
             )
-    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
-    return config.build(
-        **sizes, position_embedding=read_rope(config), attention=llama.read_window(config, sizes)
-    )
+    return {"position_embedding": read_rope(config)}
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    window = llama.write_window(config)
-    rope = config.position_embedding
-    if window is None or not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
-        return None
+def _write_rope(config: DecoderConfig) -> dict[str, Any] | None:
+    rope = keys.find_rope(config)
     if rope.scaling is not None:
         return None  # Transformers would take any scaling of this family for LongRoPE
-    return {
-        **llama.write_sizes(config),
-        "hidden_act": "silu",
-        **write_rope(rope),
-        **({} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}),
-        **window,
-        "original_max_position_embeddings": config.positions,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-    }
+    share = {} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}
+    return {**write_rope(rope), **share}
 
 
-PHI3 = Family("phi3", "Phi3ForCausalLM", TENSORS, _read, _write, adopted=True)
+PHI3 = keys.declare_family(
+    "phi3",
+    "Phi3ForCausalLM",
+    TENSORS,
+    (
+        keys.convert_sizes(positions=4096, epsilon=1e-5),
+        keys.SILU,
+        keys.Keys(_read_rope, _write_rope),
+        keys.convert_window(),
+        keys.Keys(
+            lambda config, before: {},
+            lambda config: {"original_max_position_embeddings": config.positions},
+        ),
+        keys.write_only(resid_pdrop=0.0, embd_pdrop=0.0),
+    ),
+    adopted=True,
+)

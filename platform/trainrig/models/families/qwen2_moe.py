@@ -6,14 +6,12 @@ Source: Qwen team 2024, arXiv:2407.10671, section 2.2.2.
 from typing import Any
 
 from trainrig.errors import DataError
-from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.attention_settings import AttentionSettings, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import MixtureOfExperts, Rope, SwiGLU
-from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig, map_one
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
+from trainrig.models.families import keys, llama
+from trainrig.models.families.mapping import HubConfig, map_one
 from trainrig.models.families.qwen_olmo import EXPERTS
-from trainrig.models.families.rope_tables import read_rope, write_rope
-from trainrig.models.families.window_layers import GLOBAL, LOCAL, build_window, list_layer_types
 
 SHARED = llama.list_projections(
     "mlp.shared_expert",
@@ -34,10 +32,8 @@ TENSORS = (
 )
 
 
-def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
+def _read_experts(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     config.check_only("decoder_sparse_step", 1)
-    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6, kv_heads=16)
     between = config.get_positive("moe_intermediate_size", 1408)
     experts = config.make(
         MixtureOfExperts,
@@ -51,13 +47,22 @@ def _read(config: HubConfig) -> DecoderConfig:
         balance_loss=config.get("router_aux_loss_coef", 0.001),
         router_z_loss=0.0,
     )
-    return config.build(
-        **sizes,
-        position_embedding=read_rope(config),
-        attention=AttentionSettings(window=_read_window(config, sizes)),
-        feedforward=experts,
-        biases=Biases(qkv=config.get("qkv_bias", True)),
-    )
+    return {"feedforward": experts}
+
+
+def _write_experts(config: DecoderConfig) -> dict[str, Any]:
+    experts = keys.find_experts(config)
+    between = experts.expert_channels or config.shape.feedforward_channels
+    return {
+        "num_experts": experts.experts,
+        "num_experts_per_tok": experts.active,
+        "moe_intermediate_size": between,
+        "shared_expert_intermediate_size": experts.shared_experts * between,
+        "norm_topk_prob": experts.normalise,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(experts.dense_layers)),
+        "router_aux_loss_coef": experts.balance_loss,
+    }
 
 
 def _count_shared(config: HubConfig, between: int) -> int:
@@ -83,43 +88,45 @@ def _count_dense_layers(config: HubConfig) -> int:
     return len(dense)
 
 
-def _read_window(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:
+def _read_window(config: HubConfig, before: dict[str, Any]) -> SlidingWindow | None:
     if not config.get("use_sliding_window", False):
         return None
     last = config.get("max_window_layers", 28)
     default_kinds = tuple(
-        LOCAL if layer % 2 == 0 and layer < last else GLOBAL for layer in range(sizes["layers"])
+        keys.LOCAL if layer % 2 == 0 and layer < last else keys.GLOBAL
+        for layer in range(before["layers"])
     )
-    kinds = config.layer_types(sizes["layers"]) or default_kinds
-    return build_window(kinds, config.take_positive("sliding_window", 4096), sizes["positions"])
+    kinds = config.layer_types(before["layers"]) or default_kinds
+    return keys.build_window(
+        kinds, config.take_positive("sliding_window", 4096), before["positions"]
+    )
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    experts = config.feedforward
-    if not isinstance(rope, Rope) or not isinstance(experts, MixtureOfExperts):
-        return None
-    if not isinstance(experts.network, SwiGLU):
-        return None
+def _write_window(config: DecoderConfig) -> dict[str, Any]:
     window = config.attention.window
-    between = experts.expert_channels or config.shape.feedforward_channels
     return {
-        **llama.write_sizes(config),
-        "hidden_act": "silu",
-        **write_rope(rope),
-        "qkv_bias": config.biases.qkv,
         "use_sliding_window": window is not None,
         "sliding_window": 0 if window is None else window.size,
-        "layer_types": list_layer_types(config),
-        "num_experts": experts.experts,
-        "num_experts_per_tok": experts.active,
-        "moe_intermediate_size": between,
-        "shared_expert_intermediate_size": experts.shared_experts * between,
-        "norm_topk_prob": experts.normalise,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(experts.dense_layers)),
-        "router_aux_loss_coef": experts.balance_loss,
+        "layer_types": keys.list_layer_types(config),
     }
 
 
-QWEN2_MOE = Family("qwen2_moe", "Qwen2MoeForCausalLM", TENSORS, _read, _write)
+QWEN2_MOE = keys.declare_family(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    TENSORS,
+    (
+        keys.convert_sizes(positions=32768, epsilon=1e-6, kv_heads=16),
+        keys.SILU,
+        keys.convert_rope(),
+        keys.convert_bias("qkv_bias", "qkv", default=True),
+        keys.Keys(
+            lambda config, before: {
+                "attention": AttentionSettings(window=_read_window(config, before))
+            },
+            _write_window,
+        ),
+        keys.Keys(_read_experts, _write_experts),
+    ),
+    experts=True,
+)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,24 +30,6 @@ LENGTH = 8  # bytes of the header's length at the start of a file
 LONGEST_HEADER = 100_000_000  # bytes of the longest header, as in the safetensors library
 BLOCK = 64 * 2**20  # bytes to read at a time
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-class ReadableTensor(Protocol):
-    """A tensor of theirs, in a file as it is or in another format."""
-
-    @property
-    def path(self) -> str:
-        """The file that holds the tensor."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor as it is read."""
-        ...
-
-    def read(self) -> Tensor:
-        """Return the tensor."""
-        ...
 
 
 @dataclass(frozen=True)

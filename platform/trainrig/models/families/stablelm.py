@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import LayerNorm, ParallelBlock, PreNorm, Rope
-from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig
-from trainrig.models.families.rope_tables import read_rope, write_partial_rope
+from trainrig.models.architecture.layer_settings import ParallelBlock, PreNorm
+from trainrig.models.families import keys, llama
+from trainrig.models.families.mapping import HubConfig
 from trainrig.models.families.starcoder2 import LAST_NORM_BIAS, NORM_BIASES
 
 TENSORS = (
@@ -21,36 +19,28 @@ TENSORS = (
 )
 
 
-def _read(config: HubConfig) -> DecoderConfig:
-    config.check_only("hidden_act", "silu")
-    config.check_only("qk_layernorm", False)  # That norm would have separate gains for every head.
-    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5, kv_heads=32)
+def _read_block(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
     parallel = config.get("use_parallel_residual", False)
-    changed = {
-        "head_channels": None,  # Transformers reads no `head_dim` here
-        "norm": LayerNorm(epsilon=config.get("layer_norm_eps", 1e-5)),
-    }
-    return config.build(
-        **sizes | changed,
-        position_embedding=read_rope(config.with_defaults(partial_rotary_factor=0.25)),
-        block=ParallelBlock() if parallel else PreNorm(),
-        biases=Biases(qkv=config.get("use_qkv_bias", False)),
-    )
+    return {"block": ParallelBlock() if parallel else PreNorm()}
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
-        return None
-    return {
-        **llama.write_layer_norm_sizes(config, "layer_norm_eps"),
-        "hidden_act": "silu",
-        **write_partial_rope(rope),
-        "use_qkv_bias": config.biases.qkv,
-        "qk_layernorm": False,
-        "use_parallel_residual": isinstance(config.block, ParallelBlock),
-        "hidden_dropout": 0.0,
-    }
+def _write_block(config: DecoderConfig) -> dict[str, Any]:
+    return {"use_parallel_residual": isinstance(config.block, ParallelBlock)}
 
 
-STABLELM = Family("stablelm", "StableLmForCausalLM", TENSORS, _read, _write)
+STABLELM = keys.declare_family(
+    "stablelm",
+    "StableLmForCausalLM",
+    TENSORS,
+    (
+        keys.convert_sizes(positions=4096, epsilon=1e-5, kv_heads=32),
+        keys.convert_layer_norm("layer_norm_eps"),
+        keys.SILU,
+        keys.convert_rope(rotated_share=0.25),
+        keys.convert_bias("use_qkv_bias", "qkv"),
+        keys.fix_key("qk_layernorm", False),  # That norm would have separate gains for every head.
+        keys.Keys(_read_block, _write_block),
+        keys.write_only(hidden_dropout=0.0),
+        keys.assume(head_channels=None),  # Transformers reads no `head_dim` here
+    ),
+)

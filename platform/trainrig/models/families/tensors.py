@@ -12,7 +12,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.families import mapping
-from trainrig.models.families.safetensors_files import ReadableTensor
+from trainrig.models.families.mxfp4 import ReadableTensor
 
 Size = tuple[int, ...]
 HEAD = ("head.weight",)

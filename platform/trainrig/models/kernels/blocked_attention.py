@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, library
 
 from trainrig.models.kernels import attention_blocks
-from trainrig.models.kernels.kernel_support import allocate_by_place
+from trainrig.models.kernels.kernel_support import allocate_by_place, allocate_gradients
 
 
 def blocked_attention(
@@ -86,11 +86,7 @@ def attend_backward(
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = attention_blocks.differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
-    found = of_query, of_key, of_value = (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKSD),
-        allocate_by_place(value_BKSD),
-    )
+    found = of_query, of_key, of_value = allocate_gradients(query_BHTD, key_BKSD, value_BKSD)
     settings = slopes_H, scale, window, cap, causal
     for row in attention_blocks.split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
@@ -105,85 +101,24 @@ def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     return allocate_by_place(query_BHTD), sums_BHT
 
 
-@library.custom_op("trainrig::blocked_attention", mutates_args=())
-def _attention(
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    documents_BS: Tensor | None,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """Compute `attend` as a custom operator."""
-    inputs = query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H
-    return attend(*inputs, scale, window, cap, causal)
+_attention = library.custom_op("trainrig::blocked_attention", mutates_args=())(attend)
 
 
 @_attention.register_fake
-def _attention_shapes(
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    documents_BS: Tensor | None,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
+def _attention_shapes(query_BHTD: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return _allocate_results(query_BHTD)
 
 
-@library.custom_op("trainrig::blocked_attention_backward", mutates_args=())
-def _attention_backward(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    documents_BS: Tensor | None,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute `attend_backward` as a custom operator."""
-    saved = gradient_BHTD, seen_BHTD, sums_BHT, query_BHTD, key_BKSD, value_BKSD
-    rest = documents_BS, slopes_H, sinks_H
-    return attend_backward(*saved, *rest, scale, window, cap, causal)
+_attention_backward = library.custom_op("trainrig::blocked_attention_backward", mutates_args=())(
+    attend_backward
+)
 
 
 @_attention_backward.register_fake
-def _attention_backward_shapes(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    documents_BS: Tensor | None,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_sinks = sums_BHT.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
-    return (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKSD),
-        allocate_by_place(value_BKSD),
-        of_sinks,
-    )
+def _attention_backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, sums, query, key, value, _, _, sinks, *_ = given
+    of_sinks = sums.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return *allocate_gradients(query, key, value), of_sinks
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, library
 
 from trainrig.models.architecture.attention_settings import TOGETHER
-from trainrig.models.kernels.kernel_support import allocate_by_place
+from trainrig.models.kernels.kernel_support import allocate_by_place, allocate_gradients
 
 
 def biased_attention(
@@ -149,7 +149,7 @@ def differentiate(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
-    found = tuple(allocate_by_place(part) for part in (query_BHTD, key_BKTD, value_BKTD))
+    found = allocate_gradients(query_BHTD, key_BKTD, value_BKTD)
     saved = gradient_BHTD, query_BHTD, key_BKTD, value_BKTD, seen_BHTD, sums_BHT
     for row, places, mask in _plan_calls(documents_BT, query_BHTD.dtype, causal):
         parts = (part[row, :, places] for part in saved)
@@ -158,8 +158,7 @@ def differentiate(
         )
         for whole, part in zip(found, gradients, strict=True):
             whole[row, :, places] = part
-    of_query, of_key, of_value = found
-    return of_query, of_key, of_value
+    return found
 
 
 def _plan_calls(
@@ -196,65 +195,23 @@ def _allocate_results(query_BHTD: Tensor) -> tuple[Tensor, Tensor]:
     return allocate_by_place(query_BHTD), sums_BTH.transpose(1, 2)
 
 
-@library.custom_op("trainrig::document_attention", mutates_args=())
-def _attention(
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """Compute `attend` as a custom operator."""
-    return attend(query_BHTD, key_BKTD, value_BKTD, documents_BT, scale, causal)
+_attention = library.custom_op("trainrig::document_attention", mutates_args=())(attend)
 
 
 @_attention.register_fake
-def _attention_shapes(
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
+def _attention_shapes(query_BHTD: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return _allocate_results(query_BHTD)
 
 
-@library.custom_op("trainrig::document_attention_backward", mutates_args=())
-def _attention_backward(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `differentiate` as a custom operator."""
-    saved = seen_BHTD, sums_BHT, query_BHTD, key_BKTD, value_BKTD, documents_BT
-    return differentiate(gradient_BHTD, *saved, scale, causal)
+_attention_backward = library.custom_op("trainrig::document_attention_backward", mutates_args=())(
+    differentiate
+)
 
 
 @_attention_backward.register_fake
-def _attention_backward_shapes(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    documents_BT: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKTD),
-        allocate_by_place(value_BKTD),
-    )
+def _attention_backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, _, query, key, value, *_ = given
+    return allocate_gradients(query, key, value)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -48,6 +48,17 @@ def allocate_by_place(x_BHTD: Tensor) -> Tensor:
     return x_BHTD.new_empty((rows, places, heads, width)).transpose(1, 2)
 
 
+def allocate_gradients(
+    query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty tensors for the gradients of queries, keys and values."""
+    return (
+        allocate_by_place(query_BHTD),
+        allocate_by_place(key_BKSD),
+        allocate_by_place(value_BKSD),
+    )
+
+
 class Reach(NamedTuple):
     """First and last key of each query, and first and last query of each key, as int32.
 

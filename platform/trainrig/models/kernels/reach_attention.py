@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, library
 
 from trainrig.models.kernels.attention_blocks import compute_mean_gradients, differentiate_sinks
-from trainrig.models.kernels.kernel_support import Reach, allocate_by_place
+from trainrig.models.kernels.kernel_support import Reach, allocate_by_place, allocate_gradients
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _attention_shapes(
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    first_key_BT: Tensor,
-    last_key_BT: Tensor,
-    first_query_BN: Tensor,
-    last_query_BN: Tensor,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    cap: float | None,
-) -> tuple[Tensor, Tensor]:
+def _attention_shapes(query_BHTD: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return _allocate_results(query_BHTD)
 
 
@@ -122,42 +110,19 @@ def _attention_backward(
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
         of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
-    found = of_query, of_key, of_value = (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKSD),
-        allocate_by_place(value_BKSD),
-    )
+    found = allocate_gradients(query_BHTD, key_BKSD, value_BKSD)
     reach = Reach(first_key_BT, last_key_BT, first_query_BN, last_query_BN)
     past = key_BKSD.shape[2] - query_BHTD.shape[2]
     saved = gradient_BHTD, mean_BHT, sums_BHT, query_BHTD, key_BKSD, value_BKSD
     attention_kernel.differentiate(*saved, reach, past, slopes_H, scale, cap, found)
-    return of_query, of_key, of_value, of_sinks
+    return *found, of_sinks
 
 
 @_attention_backward.register_fake
-def _attention_backward_shapes(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums_BHT: Tensor,
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    first_key_BT: Tensor,
-    last_key_BT: Tensor,
-    first_query_BN: Tensor,
-    last_query_BN: Tensor,
-    slopes_H: Tensor | None,
-    sinks_H: Tensor | None,
-    scale: float,
-    cap: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_sinks = sums_BHT.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
-    return (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKSD),
-        allocate_by_place(value_BKSD),
-        of_sinks,
-    )
+def _attention_backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, sums, query, key, value, _, _, _, _, _, sinks, *_ = given
+    of_sinks = sums.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return *allocate_gradients(query, key, value), of_sinks
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.kernels.kernel_support import allocate_by_place
+from trainrig.models.kernels.kernel_support import allocate_by_place, allocate_gradients
 from trainrig.sync_free_reads import find_on_host
 
 _kernel = torch.ops.aten._flash_attention_forward
@@ -167,17 +167,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _attention_shapes(
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    query_bounds_L: Tensor | None,
-    key_bounds_L: Tensor | None,
-    limits: Tensor | None,
-    scale: float,
-    left: int,
-    right: int,
-) -> tuple[Tensor, Tensor]:
+def _attention_shapes(query_BHTD: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     rows, heads, queries, _ = query_BHTD.shape
     sums = query_BHTD.new_empty((heads, rows * queries), dtype=torch.float32)
     return allocate_by_place(query_BHTD), sums
@@ -213,25 +203,9 @@ def _attention_backward(
 
 
 @_attention_backward.register_fake
-def _attention_backward_shapes(
-    gradient_BHTD: Tensor,
-    seen_BHTD: Tensor,
-    sums: Tensor,
-    query_BHTD: Tensor,
-    key_BKSD: Tensor,
-    value_BKSD: Tensor,
-    query_bounds_L: Tensor | None,
-    key_bounds_L: Tensor | None,
-    limits: Tensor | None,
-    scale: float,
-    left: int,
-    right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        allocate_by_place(query_BHTD),
-        allocate_by_place(key_BKSD),
-        allocate_by_place(value_BKSD),
-    )
+def _attention_backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, _, query, key, value, *_ = given
+    return allocate_gradients(query, key, value)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

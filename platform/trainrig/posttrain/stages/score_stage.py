@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
@@ -37,7 +37,7 @@ from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:
-    from trainrig.posttrain.row_scorers import AnswerScorer, Scores
+    from trainrig.posttrain.row_scorers import AnswerScorer, Scores, TextPredictor
 
 
 ENDINGS = {"JSONL": "jsonl", "Parquet": "parquet"}
@@ -129,25 +129,6 @@ class _Waiting:
     asked: Any
 
 
-class _Asked(Protocol):
-    """Interface of a model that computes the new columns of rows."""
-
-    def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
-        """Return what the model needs of `row`.
-
-        Raises BadRow for a row that cannot be scored.
-        """
-        ...
-
-    def list_unread(self, asked: Any) -> tuple[str, ...]:
-        """Return the meaningful fields of a row that the model ignores."""
-        ...
-
-    def tell(self, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Compute the new columns of all `rows` in one forward pass."""
-        ...
-
-
 @dataclass(frozen=True)
 class _AskedAnswers:
     """The encoded answers of a row, and its fields that the model ignores."""
@@ -193,7 +174,7 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
     """
     from trainrig.posttrain.row_scorers import AnswerScorer, TextPredictor, use_threads
 
-    asked: _Asked
+    asked: TextPredictor | _AskedScorer
     if chat is None:
         asked = TextPredictor.open(model, run.rows, run.too_long == "cut")
     else:
@@ -224,7 +205,7 @@ def _build_columns(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any,
 def _read(
     run: AnswerScoring,
     parts: Sequence[document_formats.StagePart],
-    asked: _Asked,
+    asked: "TextPredictor | _AskedScorer",
     done: _ScoredRows,
 ) -> Iterator[_Waiting]:
     """Yield the rows of `parts` that can be scored; enter all rows in `done`."""
@@ -243,7 +224,7 @@ def _read(
             done.rows.append(row)
             done.scores.append(None)
             try:
-                wanted = asked.read(row, run.columns)
+                wanted: Any = asked.read(row, run.columns)
             except BadRow as why:
                 done.bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                 continue

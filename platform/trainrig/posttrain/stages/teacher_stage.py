@@ -20,7 +20,7 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.row_run_files import TeacherScoring
 from trainrig.posttrain.tuning import teacher_probabilities
-from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
+from trainrig.posttrain.tuning.answer_batches import Answers, fill_rows
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
@@ -159,11 +159,7 @@ def _compute_expected(
     """
     import torch
 
-    width = max(len(ids) for ids, _ in rows) - 1
-    ids_BT = np.zeros((len(rows), width), dtype=np.int64)
-    targets_BT = np.full_like(ids_BT, IGNORE)
-    for row, (ids, weights) in enumerate(rows):
-        fill_row(ids_BT[row], targets_BT[row], ids, weights)
+    ids_BT, targets_BT = fill_rows(rows, max(len(ids) for ids, _ in rows) - 1, padding=0)
     device = next(model.parameters()).device
     places_N = torch.from_numpy(np.flatnonzero(targets_BT != IGNORE)).to(device)
     with torch.inference_mode():

@@ -62,19 +62,27 @@ class Answers:
 
         Raises DataError if the answer is longer than a row.
         """
-        begin, end = self._shards.find_document_starts(
-            source, np.array([number, number + 1])
-        ).tolist()
-        if end - begin > self._length + 1:
-            raise DataError(
-                f"{self._shards.folder}: {source}: an answer that ends after {end - begin} "
-                f"tokens is longer than a row of {self._length + 1}; raise sequence_length, "
-                "or run `conversations` with this sequence_length"
-            )
-        ids, weights = np.empty((2, end - begin), dtype=np.int64)
-        self._shards.read_into(source, begin, ids)
-        self._shards.read_weights(source, begin, weights)
-        return ids, weights
+        longest = self._length + 1
+        return read_document(self._shards, source, number, longest, "an answer that ends after")
+
+
+def read_document(
+    shards: TokenShards, source: str, number: int, longest: int, what: str
+) -> tuple[Integers, Integers]:
+    """Return the token ids and the weights of one document.
+
+    Raises DataError for more than `longest` tokens; `what` begins its description of the document.
+    """
+    begin, end = shards.find_document_starts(source, np.array([number, number + 1])).tolist()
+    if end - begin > longest:
+        raise DataError(
+            f"{shards.folder}: {source}: {what} {end - begin} tokens is longer than a row of "
+            f"{longest}; raise sequence_length, or run `conversations` with this sequence_length"
+        )
+    ids, weights = np.empty((2, end - begin), dtype=np.int64)
+    shards.read_into(source, begin, ids)
+    shards.read_weights(source, begin, weights)
+    return ids, weights
 
 
 def fill_row(ids_T: Integers, targets_T: Integers, ids: Integers, weights: Integers) -> None:
@@ -87,8 +95,30 @@ def fill_row(ids_T: Integers, targets_T: Integers, ids: Integers, weights: Integ
     targets_T[:length] = np.where(weights[1:] > 0, ids[1:], batches.IGNORE)
 
 
-class _AnswerBatches(PretrainBatches):
-    """Base class of the batches of pairs, labelled answers and solutions."""
+def fill_rows(
+    answers: Sequence[tuple[Integers, Integers]], width: int, padding: int
+) -> tuple[Integers, Integers]:
+    """Return the ids and the targets, [B, T] each, of one answer a row."""
+    ids_BT = np.full((len(answers), width), padding, dtype=np.int64)
+    targets_BT = np.full_like(ids_BT, batches.IGNORE)
+    for row, (ids, weights) in enumerate(answers):
+        fill_row(ids_BT[row], targets_BT[row], ids, weights)
+    return ids_BT, targets_BT
+
+
+def fill_arrays(
+    padding: int, *given: tuple[tuple[str, str], Sequence[tuple[Integers, Integers]]]
+) -> dict[str, NDArray[Any]]:
+    """Return the ids and targets of answers under the given names, all as wide as the longest."""
+    width = max(len(ids) for _, answers in given for ids, _ in answers) - 1
+    arrays: dict[str, NDArray[Any]] = {}
+    for (ids, targets), answers in given:
+        arrays[ids], arrays[targets] = fill_rows(answers, width, padding)
+    return arrays
+
+
+class AnswerBatches(PretrainBatches):
+    """Base class of the batches of rows that hold one document, or a pair of them."""
 
     def __init__(
         self, shards: TokenShards, sizes: ConversationBatching, padding: int, per_row: int
@@ -102,16 +132,6 @@ class _AnswerBatches(PretrainBatches):
         """Return everything that the samples before `step` depend on, as JSON by name."""
         return super().data_before(step) | {"conversations": self.shards.fingerprint}
 
-    def _fill_rows(
-        self, answers: Sequence[tuple[Integers, Integers]], width: int
-    ) -> tuple[Integers, Integers]:
-        """Return the ids and the targets, [B, T] each, of one answer a row."""
-        ids_BT = np.full((len(answers), width), self._padding, dtype=np.int64)
-        targets_BT = np.full_like(ids_BT, batches.IGNORE)
-        for row, (ids, weights) in enumerate(answers):
-            fill_row(ids_BT[row], targets_BT[row], ids, weights)
-        return ids_BT, targets_BT
-
     def _list_rows(self, step: int) -> list[tuple[str, Integers]]:
         """Return (source, [N] row numbers) for the whole global batch of `step`."""
         found = []
@@ -121,7 +141,7 @@ class _AnswerBatches(PretrainBatches):
         return found
 
 
-class PairBatches(_AnswerBatches):
+class PairBatches(AnswerBatches):
     """Batches of pairs of a chosen and a rejected answer; implements `Batches`."""
 
     def __init__(
@@ -155,27 +175,24 @@ class PairBatches(_AnswerBatches):
     def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
-        answers = [
+        chosen, rejected = (
             [self._answers.read_answer(source, 2 * pair + which) for source, pair in rows]
             for which in (0, 1)
-        ]
-        width = max(len(ids) for side in answers for ids, _ in side) - 1
-        arrays: dict[str, NDArray[Any]] = {}
-        names = (
-            (batches.CHOSEN_IDS, batches.CHOSEN_TARGETS),
-            (batches.REJECTED_IDS, batches.REJECTED_TARGETS),
         )
-        for (ids, targets), side in zip(names, answers, strict=True):
-            arrays[ids], arrays[targets] = self._fill_rows(side, width)
+        arrays = fill_arrays(
+            self._padding,
+            ((batches.CHOSEN_IDS, batches.CHOSEN_TARGETS), chosen),
+            ((batches.REJECTED_IDS, batches.REJECTED_TARGETS), rejected),
+        )
         if self._references:
             found = [self._references(source, np.array([pair])) for source, pair in rows]
-            arrays[batches.CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
-            arrays[batches.REJECTED_REFERENCE] = np.concatenate([rejected for _, rejected in found])
+            arrays[batches.CHOSEN_REFERENCE] = np.concatenate([first for first, _ in found])
+            arrays[batches.REJECTED_REFERENCE] = np.concatenate([second for _, second in found])
         numbers = np.array([2 * pair for _, pair in rows])
-        return batches.MicroBatch(arrays, samples, places.sources, _build_pieces(numbers))
+        return batches.MicroBatch(arrays, samples, places.sources, build_pieces(numbers))
 
 
-class LabelledBatches(_AnswerBatches):
+class LabelledBatches(AnswerBatches):
     """Batches of answers labelled good or bad, each with a mismatched answer for the KL term.
 
     The mismatched answer pairs the row's prompt with the answer of the next row of the global
@@ -218,17 +235,18 @@ class LabelledBatches(_AnswerBatches):
             build_mismatched(own, other, longest)
             for own, other in zip(answers, others, strict=True)
         ]
-        width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
-        arrays: dict[str, NDArray[Any]] = {}
-        arrays[batches.IDS], arrays[batches.TARGETS] = self._fill_rows(answers, width)
-        arrays[batches.KL_IDS], arrays[batches.KL_TARGETS] = self._fill_rows(mixed, width)
+        arrays = fill_arrays(
+            self._padding,
+            ((batches.IDS, batches.TARGETS), answers),
+            ((batches.KL_IDS, batches.KL_TARGETS), mixed),
+        )
         labels = [
             self._token_shards.read_document_values(LABEL_ARRAY, source, np.array([number]))
             for source, number in rows
         ]
         arrays[batches.LABELS] = np.concatenate(labels)
         return batches.MicroBatch(
-            arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
+            arrays, samples, places.sources, build_pieces(np.array([number for _, number in rows]))
         )
 
 
@@ -246,7 +264,7 @@ def build_mismatched(
     )
 
 
-class StepBatches(_AnswerBatches):
+class StepBatches(AnswerBatches):
     """Batches of solutions whose steps are each labelled right or wrong."""
 
     def __init__(self, shards: TokenShards, sizes: ConversationBatching, padding: int) -> None:
@@ -268,7 +286,7 @@ class StepBatches(_AnswerBatches):
         samples, places, rows = self._choose_samples(step, index)
         arrays = build_step_arrays([self._answers.read_answer(*row) for row in rows], self._padding)
         return batches.MicroBatch(
-            arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
+            arrays, samples, places.sources, build_pieces(np.array([number for _, number in rows]))
         )
 
 
@@ -289,7 +307,7 @@ def build_step_arrays(
     return {batches.IDS: ids_BT, batches.STEP_LABELS: labels_BT}
 
 
-def _build_pieces(numbers: Integers) -> Integers:
+def build_pieces(numbers: Integers) -> Integers:
     """Return the pieces array, [B, 3], of rows that hold one document each."""
     rows = np.arange(len(numbers))
     return np.stack([rows, np.zeros_like(rows), numbers], axis=1)

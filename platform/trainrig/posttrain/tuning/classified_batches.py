@@ -15,11 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.errors import ConfigError, DataError
 from trainrig.objectives.objective_settings import ObjectiveSettings
-from trainrig.posttrain.tuning.answer_batches import Answers
+from trainrig.posttrain.tuning.answer_batches import AnswerBatches, build_pieces, read_document
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
-from trainrig.posttrain.tuning.preference_rows import TuningRows
+from trainrig.posttrain.tuning.preference_rows import (
+    TuningRows,
+    choose_held_out,
+    holds_out,
+    refuse_pretraining,
+)
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import (
     ANSWER_ENDS,
@@ -33,8 +37,6 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatch,
 )
-from trainrig.tokens.permutation import Integers
-from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import CLASSES as CLASS_ARRAY
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT, RowKind
@@ -56,7 +58,10 @@ class TextReading:
 
         Raises DataError for a text that is longer than a row.
         """
-        read = [self._read(source, number) for source, number in rows]
+        read = [
+            read_document(self.shards, source, number, self.longest, "a text of")
+            for source, number in rows
+        ]
         shape = len(rows), max(len(ids) for ids, _ in read)
         ids_BT = np.full(shape, self.padding, dtype=np.int64)
         weights_BT = np.zeros(shape, dtype=np.int64)
@@ -80,23 +85,8 @@ class TextReading:
             ANSWER_ENDS: last_B,
         }
 
-    def _read(self, source: str, number: int) -> tuple[Integers, Integers]:
-        begin, end = self.shards.find_document_starts(
-            source, np.array([number, number + 1])
-        ).tolist()
-        if end - begin > self.longest:
-            raise DataError(
-                f"{self.shards.folder}: {source}: a text of {end - begin} tokens is longer "
-                f"than a row of {self.longest}; raise sequence_length, or run `conversations` "
-                "with this sequence_length"
-            )
-        ids, weights = np.empty((2, end - begin), dtype=np.int64)
-        self.shards.read_into(source, begin, ids)
-        self.shards.read_weights(source, begin, weights)
-        return ids, weights
 
-
-class TextBatches(PretrainBatches):
+class TextBatches(AnswerBatches):
     """Batches of texts with their labels or answers; implements `Batches`."""
 
     def __init__(
@@ -108,12 +98,7 @@ class TextBatches(PretrainBatches):
         """
         check_rows(shards, kind)
         self._reading = TextReading(shards, kind, sizes.sequence_length, padding)
-        layout = Answers(shards, sizes.sequence_length, per_row=1)
-        super().__init__(shards, sizes.build_settings(sizes.weights), layout=layout)
-
-    def data_before(self, step: int) -> dict[str, Any]:
-        """Return everything that the samples before `step` depend on, as JSON by name."""
-        return super().data_before(step) | {"conversations": self.shards.fingerprint}
+        super().__init__(shards, sizes, padding, per_row=1)
 
     def denominators(self, step: int) -> dict[str, int]:
         """Return the number of rows in the global batch; each row has one target."""
@@ -129,14 +114,8 @@ class TextBatches(PretrainBatches):
         samples, places, rows = self._choose_samples(step, index)
         numbers = np.array([number for _, number in rows])
         return MicroBatch(
-            self._reading.read_arrays(rows), samples, places.sources, _build_pieces(numbers)
+            self._reading.read_arrays(rows), samples, places.sources, build_pieces(numbers)
         )
-
-
-def _build_pieces(numbers: Integers) -> Integers:
-    """Return the pieces array, [B, 3], of rows that hold one document each."""
-    rows = np.arange(len(numbers))
-    return np.stack([rows, np.zeros_like(rows), numbers], axis=1)
 
 
 def open_text_batches(
@@ -162,20 +141,9 @@ class HeldOutTexts:
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
         check_rows(shards, self.kind)
         reading = TextReading(shards, self.kind, self.sequence_length, self.padding)
-        batches = []
-        for number, source in enumerate(shards.sources):
-            count = shards.count_documents(source)
-            wanted = min(self.rows, count)
-            for row in np.unique(np.arange(wanted) * count // wanted).tolist():
-                batches.append(
-                    MicroBatch(
-                        reading.read_arrays([(source, row)]),
-                        samples=np.array([row]),
-                        sources=np.array([number]),
-                        pieces=np.array([[0, 0, row]]),
-                    )
-                )
-        return HeldOutSets(shards.sources, tuple(batches))
+        return choose_held_out(
+            shards, self.rows, lambda source, row: reading.read_arrays([(source, row)])
+        )
 
 
 def find_row_kind(objective: ObjectiveSettings) -> RowKind:
@@ -192,18 +160,13 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
 
     Raises ConfigError for settings that do not apply to whole texts.
     """
-    if run.pretraining:
-        raise ConfigError(
-            "pretraining: text can be mixed into conversations alone; leave it out for this "
-            "objective"
-        )
+    refuse_pretraining(run)
     kind = find_row_kind(run.objective)
     length = run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)
     rows = run.training.held_out.rows
     held_out = HeldOutTexts(folder, kind, length, padding, rows, run.cache)
-    there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
-    return TuningRows(kind, make, held_out if rows and there else hold_nothing_out)
+    return TuningRows(kind, make, held_out if holds_out(run, folder) else hold_nothing_out)
 
 
 def read_labels(counts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from trainrig.tokens.batches import (
     CHOSEN_REFERENCE,
     CHOSEN_TARGETS,
     IDS,
-    IGNORE,
     KL_IDS,
     KL_TARGETS,
     LABELS,
@@ -31,7 +30,6 @@ from trainrig.tokens.batches import (
     TARGETS,
     MicroBatch,
 )
-from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
@@ -58,17 +56,54 @@ def needs_references(run: FineTuning) -> bool:
     return run.objective.reference_use == "stored"
 
 
+def refuse_pretraining(run: FineTuning) -> None:
+    """Raise ConfigError for a run that mixes text into rows that are no conversations."""
+    if run.pretraining:
+        raise ConfigError(
+            "pretraining: text can be mixed into conversations alone; leave it out for this "
+            "objective"
+        )
+
+
+def holds_out(run: FineTuning, folder: str) -> bool:
+    """Return whether the run measures its loss on held-out rows, and `folder` has some."""
+    there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
+    return bool(run.training.held_out.rows and there)
+
+
+def choose_held_out(
+    shards: TokenShards,
+    most: int,
+    read: Callable[[str, int], dict[str, NDArray[Any]]],
+    documents: int = 1,
+) -> HeldOutSets:
+    """Return up to `most` rows of each source, evenly spaced, one row a batch.
+
+    `read` returns the arrays of a row of a source; a row has that many `documents`.
+    """
+    found = []
+    for number, source in enumerate(shards.sources):
+        count = shards.count_documents(source) // documents
+        wanted = min(most, count)
+        for row in np.unique(np.arange(wanted) * count // wanted).tolist():
+            found.append(
+                MicroBatch(
+                    read(source, row),
+                    samples=np.array([row]),
+                    sources=np.array([number]),
+                    pieces=np.array([[0, 0, documents * row]]),
+                )
+            )
+    return HeldOutSets(shards.sources, tuple(found))
+
+
 def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> TuningRows:
     """Open the rows of a preference run in the `folder` that `conversations` wrote.
 
     `reference` is the checkpoint that preferences are measured from. Raises ConfigError for rows of
     another kind.
     """
-    if run.pretraining:
-        raise ConfigError(
-            "pretraining: text can be mixed into conversations alone; leave it out for this "
-            "objective"
-        )
+    refuse_pretraining(run)
     length = run.batches.sequence_length
     stored = None
     if needs_references(run):
@@ -80,8 +115,7 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     )
     rows = run.training.held_out.rows
     held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
-    there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
-    return TuningRows(kind, make, held_out if rows and there else hold_nothing_out, frozen)
+    return TuningRows(kind, make, held_out if holds_out(run, folder) else hold_nothing_out, frozen)
 
 
 def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
@@ -151,20 +185,8 @@ class HeldOutAnswers:
         answers_per_row = 2 if self.kind == "pairs" else 1
         answers = answer_batches.Answers(shards, self.sequence_length, answers_per_row)
         stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
-        batches = []
-        for number, source in enumerate(shards.sources):
-            count = answers.windows(source)
-            wanted = min(self.rows, count)
-            for row in np.unique(np.arange(wanted) * count // wanted).tolist():
-                batches.append(
-                    MicroBatch(
-                        self._read_arrays(shards, answers, stored, source, row),
-                        samples=np.array([row]),
-                        sources=np.array([number]),
-                        pieces=np.array([[0, 0, answers_per_row * row]]),
-                    )
-                )
-        return HeldOutSets(shards.sources, tuple(batches))
+        read = functools.partial(self._read_arrays, shards, answers, stored)
+        return choose_held_out(shards, self.rows, read, answers_per_row)
 
     def _read_arrays(
         self,
@@ -181,33 +203,19 @@ class HeldOutAnswers:
         if self.kind == "labelled":
             own = answers.read_answer(source, row)
             after = answers.read_answer(source, (row + 1) % answers.windows(source))
-            arrays = self._fill_arrays(
-                ((IDS, TARGETS), own),
-                (
-                    (KL_IDS, KL_TARGETS),
-                    answer_batches.build_mismatched(own, after, self.sequence_length),
-                ),
+            mixed = answer_batches.build_mismatched(own, after, self.sequence_length)
+            arrays = answer_batches.fill_arrays(
+                self.padding, ((IDS, TARGETS), [own]), ((KL_IDS, KL_TARGETS), [mixed])
             )
             return arrays | {
                 LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))
             }
-        arrays = self._fill_arrays(
-            ((CHOSEN_IDS, CHOSEN_TARGETS), answers.read_answer(source, 2 * row)),
-            ((REJECTED_IDS, REJECTED_TARGETS), answers.read_answer(source, 2 * row + 1)),
+        arrays = answer_batches.fill_arrays(
+            self.padding,
+            ((CHOSEN_IDS, CHOSEN_TARGETS), [answers.read_answer(source, 2 * row)]),
+            ((REJECTED_IDS, REJECTED_TARGETS), [answers.read_answer(source, 2 * row + 1)]),
         )
         if stored:
             found = stored(source, np.array([row]))
             arrays |= dict(zip((CHOSEN_REFERENCE, REJECTED_REFERENCE), found, strict=True))
-        return arrays
-
-    def _fill_arrays(
-        self, *given: tuple[tuple[str, str], tuple[Integers, Integers]]
-    ) -> dict[str, NDArray[Any]]:
-        """Return the ids and targets of answers, [1, T] each, as wide as the longest."""
-        width = max(len(ids) for _, (ids, _) in given) - 1
-        arrays: dict[str, NDArray[Any]] = {}
-        for (ids, targets), answer in given:
-            arrays[ids] = np.full((1, width), self.padding, dtype=np.int64)
-            arrays[targets] = np.full_like(arrays[ids], IGNORE)
-            answer_batches.fill_row(arrays[ids][0], arrays[targets][0], *answer)
         return arrays

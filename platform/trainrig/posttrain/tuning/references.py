@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.config import OUTPUT, Field, RunFile
 from trainrig.errors import ConfigError
-from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
-from trainrig.tokens.batches import IGNORE
+from trainrig.posttrain.tuning.answer_batches import Answers, fill_rows
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
@@ -177,11 +176,7 @@ def _compute_source(
     for first in range(0, pairs, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, pairs))
         read = [answers.read_answer(source, 2 * pair + side) for side in (0, 1) for pair in numbers]
-        width = max(len(ids) for ids, _ in read) - 1
-        ids_BT = np.zeros((len(read), width), dtype=np.int64)
-        targets_BT = np.full_like(ids_BT, IGNORE)
-        for row, (ids, weights) in enumerate(read):
-            fill_row(ids_BT[row], targets_BT[row], ids, weights)
+        ids_BT, targets_BT = fill_rows(read, max(len(ids) for ids, _ in read) - 1, padding=0)
         sides = [
             (
                 torch.from_numpy(ids_BT[side]).to(device),
