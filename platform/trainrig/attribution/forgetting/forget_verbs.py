@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainrig import command_line
-from trainrig.command_line import Json
+from trainrig.command_line import Instance, Json, Search
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
 
@@ -16,85 +16,79 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20  # pages that the plan lists; JSON has all
 
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
+        autocompletion=command_line.run_files,
+    ),
+]
+UrlFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the URL of a page to take back on each line; repeatable.  [default: none]",
+    ),
+]
+DocumentFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the id of a document to take back on each line; repeatable.  "
+        "[default: none]",
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Run folder to write; must be new, or of this command.  [default: none]",
+    ),
+]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
+]
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes", help="Train from the beginning if no checkpoint is from before the pages."
+    ),
+]
+Children = Annotated[
+    bool,
+    typer.Option(
+        "--children",
+        help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
+    ),
+]
+NewWorkers = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
+]
+Check = Annotated[bool, typer.Option("--check", help="Check the certificate in RUN instead.")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
+    ),
+]
+
 
 def forget(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
-            autocompletion=command_line.run_files,
-        ),
-    ],
-    urls: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with the URL of a page to take back on each line; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    documents: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with the id of a document to take back on each line; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Run folder to write; must be new, or of this command.  [default: none]",
-        ),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", help="Train from the beginning if no checkpoint is from before the pages."
-        ),
-    ] = False,
-    children: Annotated[
-        bool,
-        typer.Option(
-            "--children",
-            help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
-    ] = None,
-    instance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Instance in the table of hardware whose on-demand price gives the cost.  "
-            "[default: no cost]",
-        ),
-    ] = None,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR",
-            help="Further folder to search for runs that started from RUN; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the certificate in RUN instead.")
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
-        ),
-    ] = None,
+    run: Run,
+    urls: UrlFiles = None,
+    documents: DocumentFiles = None,
+    out: Out = None,
+    plan: PlanOnly = False,
+    yes: Yes = False,
+    children: Children = False,
+    workers: NewWorkers = None,
+    instance: Instance = None,
+    search: Search = None,
+    check: Check = False,
+    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """Take pages back from a pretraining run: train it again from before their first use.
