@@ -116,3 +116,9 @@ References = Annotated[
         help="JSONL file of texts of the same form that were not.  [default: none]",
     ),
 ]
+VerifyFiles = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Read all files that are found, and compare them with their sums."
+    ),
+]

@@ -1,24 +1,48 @@
 """Command-line verb that shows what a checkpoint was made from: lineage."""
 
 import json
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from trainrig import storage
+from trainrig.attribution.attribution_options import VerifyFiles
 from trainrig.command_line import Checkpoint, Json, Search
+from trainrig.errors import ConfigError
 
-VerifyFiles = Annotated[
-    bool,
-    typer.Option(
-        "--verify", help="Read all files that are found, and compare them with their sums."
-    ),
-]
+if TYPE_CHECKING:
+    from trainrig.evaluate.data_lineage import LineageNode
+
+Format = Literal["text", "json", "croissant", "prov"]
 
 
 def lineage(
     checkpoint: Checkpoint,
     search: Search = None,
     verify: VerifyFiles = False,
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="What to print: text, JSON, or the JSON of Croissant 1.0 or of W3C PROV.",
+        ),
+    ] = "text",
+    property_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            metavar="NAME=VALUE",
+            help="Property of the Croissant metadata, such as license=CC0-1.0; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Page to write, with a picture of the family tree. [default: none]"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the runs, shards, documents and sources behind a checkpoint, with their sums.
@@ -26,7 +50,41 @@ def lineage(
     Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
     files, next to the run, and in --search.
     """
+    if as_json and format_ not in ("text", "json"):
+        raise ConfigError(f"lineage --json: leave it out, because --format {format_} is JSON too")
+    if property_ and format_ != "croissant":
+        raise ConfigError("lineage --property: needs --format croissant; add it")
     from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
 
     root = trace_lineage(checkpoint, search or (), verify)
-    print(json.dumps(root.to_json()) if as_json else "\n".join(render_lineage(root)))
+    if html is not None:
+        from trainrig.evaluate.lineage.family_page import render_family_page
+
+        storage.write(html, render_family_page(root).encode())
+    if format_ == "text" and not as_json:
+        print("\n".join(render_lineage(root)))
+        if html is not None:
+            print(html)
+    else:
+        print(json.dumps(_build_document(root, format_, property_ or [])))
+
+
+def _build_document(root: "LineageNode", format_: Format, properties: list[str]) -> dict[str, Any]:
+    """Return the JSON object of a family tree in a format; warn if Croissant needs more values."""
+    if format_ == "prov":
+        from trainrig.evaluate.lineage.provenance_record import build_provenance
+
+        return build_provenance(root)
+    if format_ != "croissant":
+        return root.to_json()
+    from trainrig.evaluate.lineage.croissant_metadata import (
+        REQUIRED,
+        build_croissant,
+        read_properties,
+    )
+
+    document = build_croissant(root, read_properties(properties))
+    if missing := [name for name in REQUIRED if name not in document]:
+        names = " ".join(f"--property {name}=…" for name in missing)
+        print(f"Croissant requires {len(missing)} more properties: {names}", file=sys.stderr)
+    return document

@@ -6,7 +6,10 @@ the paths in run files, and beside the folders that were found. An input that is
 such as web archives, ends its branch and is listed with its fingerprint.
 """
 
+import io
+import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +24,10 @@ CHECKPOINTS = "checkpoints"
 # Keys of run files that name folders of inputs.
 PATH_KEYS = ("checkpoint", "tokens", "conversations", "continue_from")
 MOST_LISTED = 6  # entries of a table of counts that are shown; JSON has all
+LICENCES = "licences"  # count of kept documents by licence
+# Names of a document's metadata that hold its licence.
+LICENCE_FIELDS = ("license", "licence", "license_name", "spdx")
+KEPT = "kept"  # folder of the documents in the output of `curate`
 # Counts of a stage that describe its data, of those that its manifest has.
 TOLD_COUNTS = (
     *("documents_in", "documents_kept", "kept_of", "dropped_by", "masked"),
@@ -43,6 +50,8 @@ class LineageNode:
     settings: Mapping[str, Any] = field(
         default_factory=dict
     )  # filters, sources, objective and so on
+    # Versions of trainrig, Python and packages that made it; filters depend on these.
+    versions: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple["LineageNode", ...] = ()
 
     def iterate(self) -> Iterator["LineageNode"]:
@@ -50,6 +59,10 @@ class LineageNode:
         yield self
         for node in self.inputs:
             yield from node.iterate()
+
+    def list_distinct(self) -> list["LineageNode"]:
+        """Return the nodes with different fingerprints, each before its inputs."""
+        return list({node.fingerprint: node for node in self.iterate()}.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree as a JSON object."""
@@ -205,7 +218,9 @@ def _build_node(
     verify: bool,
     above: frozenset[str],
 ) -> LineageNode:
-    counts = made.counts if made else {}
+    counts = dict(made.counts) if made else {}
+    if made is not None and (licences := count_licences(folder, made)):
+        counts[LICENCES] = licences
     return LineageNode(
         role=role,
         fingerprint=fingerprint,
@@ -213,13 +228,44 @@ def _build_node(
         stage=claim.stage,
         trainrig=claim.environment.get("trainrig"),
         verified=verify,
-        counts={name: counts[name] for name in TOLD_COUNTS if name in counts},
+        counts={name: counts[name] for name in (*TOLD_COUNTS, LICENCES) if name in counts},
         settings=_choose_settings(claim),
+        versions=claim.environment,
         inputs=tuple(
             _describe_input(name, content, catalogue, verify, above | {fingerprint})
             for name, content in sorted(claim.inputs.items())
         ),
     )
+
+
+def count_licences(folder: str, made: Manifest) -> dict[str, int]:
+    """Return the number of kept documents by licence, if `curate` kept a field with licences.
+
+    Only the column of metadata is read, and only from sources whose `reading.fields.metadata` names
+    one of LICENCE_FIELDS. Documents of other sources, or without a licence, count as "not stated".
+    Returns {} if no source states licences.
+    """
+    sources = made.config.get("sources", ()) if made.stage == "curate" else ()
+    if not any(set(LICENCE_FIELDS) & set(_list_metadata(source)) for source in sources):
+        return {}
+    import pyarrow.parquet as pq
+
+    counts = Counter[str]()
+    for name in made.files:
+        if not name.startswith(f"{KEPT}/") or not name.endswith(".parquet"):
+            continue
+        stored = storage.read(storage.join(folder, name))
+        table = pq.read_table(io.BytesIO(stored), columns=["metadata"])
+        for text in table["metadata"].to_pylist():
+            metadata = json.loads(text or "{}")
+            stated = next((metadata[key] for key in LICENCE_FIELDS if metadata.get(key)), None)
+            counts[stated or "not stated"] += 1
+    return dict(sorted(counts.items()))
+
+
+def _list_metadata(source: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metadata that `curate` kept of the documents of a source."""
+    return list(source.get("reading", {}).get("fields", {}).get("metadata", ()))
 
 
 def _choose_settings(claim: Claim) -> dict[str, Any]:
@@ -289,8 +335,7 @@ def format_value(value: Any) -> str:
 def render_card_section(root: LineageNode) -> list[str]:
     """Return the Markdown lines of a model card's section on data."""
     lines = ["## Data", "", "| role | made by | fingerprint | what it holds |", "|---|---|---|---|"]
-    listed = {node.fingerprint: node for node in root.iterate() if node is not root}
-    for node in listed.values():
+    for node in root.list_distinct()[1:]:
         told = {**node.counts, **node.settings}
         holds = "; ".join(f"{name}: {format_value(value)}" for name, value in told.items())
         cells = (node.role, node.stage or "–", f"`{node.fingerprint[:16]}`", holds or "–")
