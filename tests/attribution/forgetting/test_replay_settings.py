@@ -1,0 +1,67 @@
+"""Replays of runs with other settings: attention within documents, stages, and initial weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.replays import finish_run, train, write_masks
+
+from trainrig.attribution.forgetting.forget_plan import ForgetPlan, plan_forgetting
+from trainrig.attribution.forgetting.forget_stage import (
+    build_run,
+    prepare_replay,
+)
+from trainrig.attribution.forgetting.requested_pages import PageRequest
+from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
+from trainrig.train import pretrain
+from trainrig.train.run_file.run_files import Pretraining
+
+STEPS = 12
+TRAINING = {"steps": STEPS, "checkpoints": {"every": 2, "keep": 100}}
+CHANGED_AT = 6  # first step of the second stage
+LONGER = {"sequence_length": 16, "stages": ({"from_step": CHANGED_AT, "sequence_length": 32},)}
+STAGES: dict[str, dict[str, Any]] = {
+    "documents": {"batches": {"attend": "document"}},
+    "context": {
+        "model": {"positions": 16},
+        "batches": LONGER,
+        "context": ({"from_step": CHANGED_AT, "positions": 32, "rope": {"theta": 40_000.0}},),
+    },
+    "context, documents": {"batches": {**LONGER, "attend": "document"}},
+}
+URLS = frozenset(f"https://{source}.example/{n}" for source in ("books", "web") for n in range(40))
+
+
+def plan_late_pages(run: str, since: int) -> ForgetPlan:
+    """Plan to take back three pages that `run` used first in the batch `since` or later."""
+    used = plan_forgetting(run, PageRequest(URLS, frozenset())).pages
+    late = [page for page in used if page.first_data_step >= since]
+    late.sort(key=lambda page: page.first_data_step)
+    assert len(late) >= 3
+    urls = frozenset(page.document.url for page in late[:3])
+    return plan_forgetting(run, PageRequest(urls, frozenset()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("since", [3, CHANGED_AT + 1])  # before and in the second stage
+@pytest.mark.parametrize("name", STAGES)
+def test_a_replay_with_other_rows_equals_a_run_masked_from_its_beginning(
+    make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path, name: str, since: int
+) -> None:
+    old = make_run(tmp_path / "old", training=TRAINING, **STAGES[name])
+    finish_run(old, ranks)
+    plan = plan_late_pages(old.output, since)
+    assert plan.start and since - 3 < plan.start.step <= plan.first_update - 1
+    masks = write_masks(plan.masked, tmp_path / "masked.json")
+    run = make_run(
+        tmp_path / "from-start", training=TRAINING, masked_documents=masks, **STAGES[name]
+    )
+    from_start = pretrain.prepare(run)
+    Path(from_start.folder).mkdir()
+    train(ranks, 1, from_start)
+    replay = prepare_replay(plan, build_run(plan, str(tmp_path / "new")))
+    Path(replay.folder).mkdir()
+    train(ranks, 1, replay)
+    expected = compute_tensor_sum(from_start.folder)[1]
+    assert compute_tensor_sum(replay.folder)[1] == expected != compute_tensor_sum(plan.run)[1]
