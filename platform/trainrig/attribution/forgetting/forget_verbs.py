@@ -75,6 +75,15 @@ Against = Annotated[
     ),
 ]
 
+Key = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Ed25519 key of SSH that signs the certificate; with --check, the public key that "
+        "must have signed it.  [default: none]",
+    ),
+]
+
 
 def forget(
     run: Run,
@@ -89,6 +98,7 @@ def forget(
     search: Search = None,
     check: Check = False,
     against: Against = None,
+    key: Key = None,
     as_json: Json = False,
 ) -> None:
     """Take pages back from a pretraining run: train it again from before their first use.
@@ -97,7 +107,7 @@ def forget(
     not changed. Run the same command again to continue after a stop.
     """
     if check:
-        _check(run, against, as_json)
+        _check(run, against, key, as_json)
         return
     if against is not None:
         raise ConfigError("forget --against: needs --check; add it")
@@ -105,9 +115,15 @@ def forget(
         raise ConfigError("forget: name the pages by --urls FILE or --documents FILE")
     if out is None and not plan:
         raise ConfigError("forget: name the run folder to write by --out DIR, or give --plan")
+    if plan and key is not None:
+        raise ConfigError("forget --key: --plan writes no certificate to sign; leave one out")
     from trainrig.attribution.forgetting.forget_plan import plan_forgetting
     from trainrig.attribution.forgetting.requested_pages import read_request
 
+    if key is not None:
+        from trainrig.attribution.forgetting.certificate_signature import check_key
+
+        check_key(key)
     request = read_request(urls or (), documents or ())
     found = plan_forgetting(run, request, instance, search or (), out)
     if plan or not found.pages:
@@ -120,11 +136,23 @@ def forget(
             f"first that learned from a page, so all {found.replay.last:,} updates are made again "
             f"({describe_cost(found)}); add --yes to do that"
         )
-    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
-
     if not as_json:
         print("\n".join(describe_plan(found)), flush=True)
-    certificate = take_back(found, out, workers, children)
+    _take_back(found, out, workers, children, key, as_json)
+
+
+def _take_back(
+    plan: "ForgetPlan",
+    out: str,
+    workers: int | None,
+    children: bool,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Train the run of `plan`, and print the path of its certificate, or the certificate."""
+    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
+
+    certificate = take_back(plan, out, workers, children, key)
     written = f"{certificate.run}/{CERTIFICATE}"
     if as_json:
         print(json.dumps({**certificate.model_dump(mode="json"), "certificate": written}))
@@ -132,10 +160,10 @@ def forget(
         print(written)
 
 
-def _check(run: str, against: str | None, as_json: bool) -> None:
+def _check(run: str, against: str | None, key: str | None, as_json: bool) -> None:
     from trainrig.attribution.forgetting.forget_stage import check_certificate
 
-    lines = list(check_certificate(run, against))
+    lines = list(check_certificate(run, against, key))
     print(json.dumps({"run": run, "checks": lines}) if as_json else "\n".join(lines))
 
 
