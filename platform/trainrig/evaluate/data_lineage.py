@@ -6,7 +6,6 @@ the paths in run files, and beside the folders that were found. An input that is
 such as web archives, ends its branch and is listed with its fingerprint.
 """
 
-import io
 import json
 import tomllib
 from collections import Counter
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainrig import manifest, storage
+from trainrig.corpus.documents import KEPT, read_columns
 from trainrig.errors import DataError, InputError
 from trainrig.manifest import Claim, Manifest
 from trainrig.train import checkpoint
@@ -27,7 +27,6 @@ MOST_LISTED = 6  # entries of a table of counts that are shown; JSON has all
 LICENCES = "licences"  # count of kept documents by licence
 # Names of a document's metadata that hold its licence.
 LICENCE_FIELDS = ("license", "licence", "license_name", "spdx")
-KEPT = "kept"  # folder of the documents in the output of `curate`
 # Counts of a stage that describe its data, of those that its manifest has.
 TOLD_COUNTS = (
     *("documents_in", "documents_kept", "kept_of", "dropped_by", "masked"),
@@ -248,14 +247,11 @@ def count_licences(folder: str, made: Manifest) -> dict[str, int]:
     sources = made.config.get("sources", ()) if made.stage == "curate" else ()
     if not any(set(LICENCE_FIELDS) & set(_list_metadata(source)) for source in sources):
         return {}
-    import pyarrow.parquet as pq
-
     counts = Counter[str]()
     for name in made.files:
         if not name.startswith(f"{KEPT}/") or not name.endswith(".parquet"):
             continue
-        stored = storage.read(storage.join(folder, name))
-        table = pq.read_table(io.BytesIO(stored), columns=["metadata"])
+        table = read_columns(storage.join(folder, name), ["metadata"])
         for text in table["metadata"].to_pylist():
             metadata = json.loads(text or "{}")
             stated = next((metadata[key] for key in LICENCE_FIELDS if metadata.get(key)), None)

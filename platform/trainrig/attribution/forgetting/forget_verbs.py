@@ -46,6 +46,14 @@ Out = Annotated[
         help="Run folder to write; must be new, or of this command.  [default: none]",
     ),
 ]
+NearDuplicates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of `curate` that the tokens were made of: take back the near-duplicates that "
+        "it found of the pages too.  [default: none]",
+    ),
+]
 PlanOnly = Annotated[
     bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
 ]
@@ -89,6 +97,7 @@ def forget(
     run: Run,
     urls: UrlFiles = None,
     documents: DocumentFiles = None,
+    near_duplicates: NearDuplicates = None,
     out: Out = None,
     plan: PlanOnly = False,
     yes: Yes = False,
@@ -125,6 +134,10 @@ def forget(
 
         check_key(key)
     request = read_request(urls or (), documents or ())
+    if near_duplicates is not None:
+        from trainrig.attribution.forgetting.copied_pages import add_copies
+
+        request = add_copies(request, near_duplicates)
     found = plan_forgetting(run, request, instance, search or (), out)
     if plan or not found.pages:
         print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainrig import manifest, storage
+from trainrig.corpus.documents import KEPT
 from trainrig.errors import ConfigError
-from trainrig.evaluate.data_lineage import KEPT, LICENCES, LineageNode, format_value
+from trainrig.evaluate.data_lineage import LICENCES, LineageNode, format_value
 from trainrig.manifest import Manifest
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
