@@ -25,7 +25,8 @@ def lineage(
         Format,
         typer.Option(
             "--format",
-            help="What to print: text, JSON, or the JSON of Croissant 1.0 or of W3C PROV.",
+            metavar="FORMAT",
+            help="Format to print: text, json, croissant (version 1.0) or prov (PROV-JSON).",
         ),
     ] = "text",
     property_: Annotated[

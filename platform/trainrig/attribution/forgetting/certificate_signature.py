@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError, DataError
 
 PURPOSE = "trainrig-forget"  # namespace: a signature for another purpose does not count
 SIGNER = "signer"  # name of the key in the list of keys that verify
-KIND = "(ED25519)"  # as `ssh-keygen -l` prints it
+KIND = "(ED25519)"  # end of the line that `ssh-keygen -l` prints for such a key
 
 
 def check_key(path: str) -> str:

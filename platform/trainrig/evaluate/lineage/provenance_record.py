@@ -11,7 +11,7 @@ from typing import Any
 
 from trainrig.evaluate.data_lineage import LineageNode
 
-NAMESPACE = "urn:trainrig:"  # of the identifiers and of trainrig's attributes
+NAMESPACE = "urn:trainrig:"  # namespace that the prefix `trainrig` stands for
 
 
 def build_provenance(root: LineageNode) -> dict[str, Any]:
