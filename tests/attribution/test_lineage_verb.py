@@ -53,3 +53,9 @@ def test_options_of_lineage_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(app, ["lineage", model, *arguments], catch_exceptions=False)
+
+
+def test_a_wrong_property_is_refused_before_files_are_read(tmp_path: Path) -> None:
+    asked = ["lineage", str(tmp_path / "none"), "--format", "croissant", "--property", "colour=red"]
+    with pytest.raises(ConfigError, match="write NAME=VALUE, with one of the names"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)

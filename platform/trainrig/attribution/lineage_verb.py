@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -56,6 +57,9 @@ def lineage(
     if property_ and format_ != "croissant":
         raise ConfigError("lineage --property: needs --format croissant; add it")
     from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
+    from trainrig.evaluate.lineage.croissant_metadata import read_properties
+
+    given = read_properties(property_ or [])
 
     root = trace_lineage(checkpoint, search or (), verify)
     if html is not None:
@@ -67,10 +71,12 @@ def lineage(
         if html is not None:
             print(html)
     else:
-        print(json.dumps(_build_document(root, format_, property_ or [])))
+        print(json.dumps(_build_document(root, format_, given)))
 
 
-def _build_document(root: "LineageNode", format_: Format, properties: list[str]) -> dict[str, Any]:
+def _build_document(
+    root: "LineageNode", format_: Format, properties: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the JSON object of a family tree in a format; warn if Croissant needs more values."""
     if format_ == "prov":
         from trainrig.evaluate.lineage.provenance_record import build_provenance
@@ -78,13 +84,9 @@ def _build_document(root: "LineageNode", format_: Format, properties: list[str])
         return build_provenance(root)
     if format_ != "croissant":
         return root.to_json()
-    from trainrig.evaluate.lineage.croissant_metadata import (
-        REQUIRED,
-        build_croissant,
-        read_properties,
-    )
+    from trainrig.evaluate.lineage.croissant_metadata import REQUIRED, build_croissant
 
-    document = build_croissant(root, read_properties(properties))
+    document = build_croissant(root, properties)
     if missing := [name for name in REQUIRED if name not in document]:
         names = " ".join(f"--property {name}=…" for name in missing)
         print(f"Croissant requires {len(missing)} more properties: {names}", file=sys.stderr)

@@ -9,7 +9,7 @@ such as web archives, ends its branch and is listed with its fingerprint.
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -99,6 +99,8 @@ class _Catalogue:
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
         self._seen: set[str] = set()
+        self._licences: dict[str, dict[str, int]] = {}  # counts by fingerprint
+        self._verified: set[str] = set()  # folders and checkpoints
         for place in places:
             self.add(storage.make_absolute(place))
 
@@ -146,6 +148,18 @@ class _Catalogue:
                 if path.rstrip("/") != folder:
                     self._add_checkpoint(path.rstrip("/"))
 
+    def count_licences(self, folder: str, made: Manifest) -> dict[str, int]:
+        """Return what `count_licences` does; a folder that is an input twice is read once."""
+        if made.content not in self._licences:
+            self._licences[made.content] = count_licences(folder, made)
+        return self._licences[made.content]
+
+    def verify_once(self, place: str, verify: Callable[[], None]) -> None:
+        """Call `verify` for a folder or checkpoint, but not a second time."""
+        if place not in self._verified:
+            verify()
+            self._verified.add(place)
+
     def find_folder(self, fingerprint: str) -> str | None:
         """Return the folder whose content has the fingerprint, or None."""
         return self._manifests.get(fingerprint)
@@ -164,8 +178,8 @@ def _describe_checkpoint(
     above: frozenset[str],
 ) -> LineageNode:
     """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
-    if verify and (damage := checkpoint.find_damage(resolved)):
-        raise DataError(f"{resolved}: the checkpoint is damaged ({damage}); restore it")
+    if verify:
+        catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
     folder = find_run_folder(resolved)
     catalogue.add_paths(folder)
     try:
@@ -176,6 +190,11 @@ def _describe_checkpoint(
         return LineageNode(role, key, resolved, verified=verify)
     made = manifest.find_manifest(folder)
     return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
+
+
+def _verify_checkpoint(resolved: str) -> None:
+    if damage := checkpoint.find_damage(resolved):
+        raise DataError(f"{resolved}: the checkpoint is damaged ({damage}); restore it")
 
 
 def _describe_input(
@@ -203,7 +222,7 @@ def _describe_found(
         return None
     made = manifest.read_manifest(folder)
     if verify:
-        manifest.verify_files(folder, made)
+        catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
     return _build_node(role, fingerprint, folder, made, made, catalogue, verify, above)
 
 
@@ -218,7 +237,7 @@ def _build_node(
     above: frozenset[str],
 ) -> LineageNode:
     counts = dict(made.counts) if made else {}
-    if made is not None and (licences := count_licences(folder, made)):
+    if made is not None and (licences := catalogue.count_licences(folder, made)):
         counts[LICENCES] = licences
     return LineageNode(
         role=role,
@@ -242,7 +261,7 @@ def count_licences(folder: str, made: Manifest) -> dict[str, int]:
 
     Only the column of metadata is read, and only from sources whose `reading.fields.metadata` names
     one of LICENCE_FIELDS. Documents of other sources, or without a licence, count as "not stated".
-    Returns {} if no source states licences.
+    Returns {} if no source states licences. Raises DataError if a file is missing or damaged.
     """
     sources = made.config.get("sources", ()) if made.stage == "curate" else ()
     if not any(set(LICENCE_FIELDS) & set(_list_metadata(source)) for source in sources):
@@ -251,7 +270,11 @@ def count_licences(folder: str, made: Manifest) -> dict[str, int]:
     for name in made.files:
         if not name.startswith(f"{KEPT}/") or not name.endswith(".parquet"):
             continue
-        table = read_columns(storage.join(folder, name), ["metadata"])
+        path = storage.join(folder, name)
+        try:
+            table = read_columns(path, ["metadata"])
+        except (OSError, ValueError) as error:  # pyarrow's errors for damaged files are of these
+            raise DataError(f"{path}: cannot be read ({error}); restore it") from None
         for text in table["metadata"].to_pylist():
             metadata = json.loads(text or "{}")
             stated = next((metadata[key] for key in LICENCE_FIELDS if metadata.get(key)), None)

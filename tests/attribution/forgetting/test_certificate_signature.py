@@ -1,6 +1,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,11 @@ def make_key(path: Path, kind: str = "ed25519") -> str:
     command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "a signer", "-f", str(path)]
     subprocess.run(command, check=True)
     return str(path)
+
+
+def make_certificate(**values: Any) -> Certificate:
+    """Return a certificate with these values alone."""
+    return Certificate.model_construct(**values)
 
 
 @pytest.fixture
@@ -61,11 +67,31 @@ def test_another_kind_of_key_is_refused_before_training(key: str, tmp_path: Path
     nothing = tmp_path / "text"
     nothing.write_text("no key")
     asked = ["forget", "no-run", "--urls", "pages.txt", "--out", "new", "--key"]
-    for path in (other, str(nothing), str(tmp_path / "none")):
-        with pytest.raises(ConfigError, match="needs an Ed25519 key of SSH, but holds"):
+    two = tmp_path / "two"
+    two.write_text(Path(f"{key}.pub").read_text() * 2)
+    for path in (other, str(nothing), str(tmp_path / "none"), str(two)):
+        with pytest.raises(ConfigError, match="needs one Ed25519 key of SSH, but holds"):
             CliRunner().invoke(app, [*asked, path], catch_exceptions=False)
     with pytest.raises(ConfigError, match="--plan writes no certificate to sign"):
         CliRunner().invoke(app, [*asked, key, "--plan"], catch_exceptions=False)
+
+
+def test_a_key_that_cannot_sign_is_refused_before_training(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    public = shutil.copy(f"{key}.pub", tmp_path / "alone.pub")
+    asked = ["forget", "no-run", "--urls", "pages.txt", "--out", "new", "--key", str(public)]
+    with pytest.raises(ConfigError, match=r"did not sign \(.*\); name a private key that only you"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
+def test_a_private_key_that_is_not_read_is_named_in_the_check(key: str) -> None:
+    signature = sign(b"data", key)
+    Path(key).chmod(0o644)
+    with pytest.raises(ConfigError, match=r"cannot read this private key .*; name the file of its"):
+        verify_signature(b"data", signature, key)
+    assert verify_signature(b"data", signature, f"{key}.pub") == check_key(key)
 
 
 def test_the_check_of_a_certificate_verifies_its_signature(key: str, tmp_path: Path) -> None:
@@ -84,12 +110,12 @@ def test_the_check_of_a_certificate_verifies_its_signature(key: str, tmp_path: P
 
 def test_a_new_certificate_has_no_signature_of_the_earlier_one(key: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    first = Certificate.model_construct(statement="first")
+    first = make_certificate(statement="first")
     _write_certificate(folder, first, key)
     (line,) = _check_signature(folder, f"{key}.pub")
     _write_certificate(folder, first, None)  # unchanged, so its signature still holds
     assert list(_check_signature(folder, f"{key}.pub")) == [line]
-    _write_certificate(folder, Certificate.model_construct(statement="second"), None)
+    _write_certificate(folder, make_certificate(statement="second"), None)
     assert not (tmp_path / SIGNATURE).exists()
 
 

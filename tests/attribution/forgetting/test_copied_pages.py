@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -57,22 +58,43 @@ def list_pages(corpus: str, folder: str) -> dict[str, str]:
 def test_the_kept_one_of_a_cluster_is_added_for_each_of_its_copies(corpus: str) -> None:
     kept = list_pages(corpus, "kept")
     dropped = list_pages(corpus, "dropped")
+    inputs = [manifest.read_manifest(corpus).content]
     (first,) = {"a", "a-again", "a-exact"} & set(kept)
     copies = {"a", "a-again", "a-exact"} - {first}
     assert set(dropped) == copies and set(kept) == {first, "b", "c", "d"}
     for name in copies:
         url = frozenset([f"https://x.example/{name}.txt"])
-        assert add_copies(PageRequest(url, frozenset()), corpus).ids == {kept[first]}
+        assert add_copies(PageRequest(url, frozenset()), corpus, inputs).ids == {kept[first]}
         by_id = frozenset([dropped[name]])
-        assert add_copies(PageRequest(frozenset(), by_id), corpus).ids == by_id | {kept[first]}
+        found = add_copies(PageRequest(frozenset(), by_id), corpus, inputs)
+        assert found.ids == by_id | {kept[first]}
     alone = PageRequest(frozenset(["https://x.example/b.txt"]), frozenset())
-    assert add_copies(alone, f"{corpus}/") == alone
+    assert add_copies(alone, f"{corpus}/", inputs) == alone
 
 
-def test_a_corpus_without_a_search_of_copies_is_refused(corpus: str, tmp_path: Path) -> None:
-    copied = shutil.copytree(corpus, tmp_path / "copied")
+def write_changed(corpus: str, target: Path, **config: Any) -> str:
+    """Write a copy of a corpus whose manifest has other settings, and return its folder."""
+    copied = shutil.copytree(corpus, target)
     made = manifest.read_manifest(corpus)
-    silent = made.model_copy(update={"config": {**made.config, "near_duplicates": None}})
-    (copied / manifest.MANIFEST).write_text(silent.model_dump_json())
+    changed = made.model_copy(update={"config": {**made.config, **config}})
+    (copied / manifest.MANIFEST).write_text(changed.model_dump_json())
+    return str(copied)
+
+
+def test_a_corpus_without_the_clusters_of_a_page_is_refused(corpus: str, tmp_path: Path) -> None:
+    request = PageRequest(frozenset(["https://x.example/b.txt", "https://x/none"]), frozenset())
+    inputs = [manifest.read_manifest(corpus).content]
+    silent = write_changed(corpus, tmp_path / "silent", near_duplicates=None)
     with pytest.raises(ConfigError, match="has no near_duplicates, so no clusters of copies"):
-        add_copies(PageRequest(frozenset(["x"]), frozenset()), str(copied))
+        add_copies(request, silent, inputs)
+    assert add_copies(request, corpus, inputs) == request
+    forgotten = write_changed(corpus, tmp_path / "forgotten", keep_dropped="none")
+    with pytest.raises(ConfigError, match=r'no page https://x/none, .* keep_dropped = "none"'):
+        add_copies(request, forgotten, inputs)
+    known = PageRequest(request.urls - {"https://x/none"}, frozenset())
+    assert add_copies(known, forgotten, inputs) == known
+
+
+def test_a_corpus_that_the_tokens_were_not_made_of_is_refused(corpus: str) -> None:
+    with pytest.raises(ConfigError, match="the tokens of the run were not made of this folder"):
+        add_copies(PageRequest(frozenset(["x"]), frozenset()), corpus, ["f" * 64])

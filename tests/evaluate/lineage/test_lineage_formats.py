@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig import manifest
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.data_lineage import LineageNode, count_licences
 from trainrig.evaluate.lineage.croissant_metadata import (
     CONFORMS_TO,
@@ -124,6 +125,17 @@ def test_licences_are_counted_where_documents_state_them(documents: Path) -> Non
     silent = made.model_copy(update={"config": {"sources": [{"name": "web"}]}})
     assert count_licences(str(documents), silent) == {}
     assert count_licences(str(documents), made.model_copy(update={"stage": "tokenize"})) == {}
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"x")]
+)
+def test_documents_whose_licences_cannot_be_read_raise_a_data_error(
+    documents: Path, damage: Callable[[Path], Any]
+) -> None:
+    damage(documents / "kept/web-0.parquet")
+    with pytest.raises(DataError, match=r"web-0\.parquet: cannot be read .*; restore it"):
+        count_licences(str(documents), manifest.read_manifest(str(documents)))
 
 
 def test_croissant_lists_each_file_with_its_sum(family: LineageNode, documents: Path) -> None:

@@ -18,16 +18,17 @@ KIND = "(ED25519)"  # end of the line that `ssh-keygen -l` prints for such a key
 def check_key(path: str) -> str:
     """Return the fingerprint of the Ed25519 key in the file `path`, private or public.
 
-    Raises ConfigError if it is no such key.
+    Raises ConfigError if the file does not hold exactly one such key.
     """
     done = _call("-l", "-f", path)
-    if done.returncode or not done.stdout.rstrip().endswith(KIND):
-        found = done.stdout.strip() or "no key"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or len(lines) != 1 or not lines[0].endswith(KIND):
+        found = "; ".join(lines) or "no key"
         raise ConfigError(
-            f"--key {path}: needs an Ed25519 key of SSH, but holds {found}; make one by "
+            f"--key {path}: needs one Ed25519 key of SSH, but holds {found}; make one by "
             "`ssh-keygen -t ed25519 -f FILE`"
         )
-    return str(done.stdout.split()[1])
+    return lines[0].split()[1]
 
 
 def sign(data: bytes, key: str) -> bytes:
@@ -41,8 +42,10 @@ def sign(data: bytes, key: str) -> bytes:
         file.write_bytes(data)
         done = _call("-Y", "sign", "-f", key, "-n", PURPOSE, str(file))
         if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            raise ConfigError(f"--key {key}: ssh-keygen did not sign ({reason[0]}); name another")
+            raise ConfigError(
+                f"--key {key}: ssh-keygen did not sign ({_find_reason(done)}); name a private key "
+                "that only you can read, or the public key of one that ssh-agent holds"
+            )
         return file.with_suffix(".sig").read_bytes()
 
 
@@ -60,7 +63,7 @@ def verify_signature(data: bytes, signature: bytes, key: str | None) -> str:
             done = _call("-Y", "check-novalidate", *arguments, data=data)
         else:
             check_key(key)
-            public = _call("-y", "-f", key).stdout or Path(key).read_text(encoding="utf-8")
+            public = _read_public(key)
             signers = Path(folder, "signers")
             signers.write_text(f"{SIGNER} {public}", encoding="utf-8")
             known = ["-f", str(signers), "-I", SIGNER]
@@ -69,6 +72,25 @@ def verify_signature(data: bytes, signature: bytes, key: str | None) -> str:
         whose = "" if key is None else f" by the key {key}"
         raise DataError(f"the signature is not of this certificate{whose}; restore both files")
     return str(done.stdout.split()[-1])
+
+
+def _read_public(key: str) -> str:
+    """Return the public key of a private or public key file; raise ConfigError if it is locked."""
+    text = Path(key).read_text(encoding="utf-8", errors="replace")
+    if "PRIVATE KEY" not in text:
+        return text.strip()
+    done = _call("-y", "-f", key)
+    if done.returncode:
+        raise ConfigError(
+            f"--key {key}: ssh-keygen cannot read this private key ({_find_reason(done)}); name "
+            "the file of its public key"
+        )
+    return done.stdout
+
+
+def _find_reason(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last line that a failed call printed."""
+    return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
 def _call(*arguments: str, data: bytes = b"") -> "subprocess.CompletedProcess[str]":
@@ -80,5 +102,8 @@ def _call(*arguments: str, data: bytes = b"") -> "subprocess.CompletedProcess[st
             "forget --key: ssh-keygen is not installed; install OpenSSH's client"
         ) from None
     return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode(errors="replace")
+        done.args,
+        done.returncode,
+        done.stdout.decode(errors="replace"),
+        done.stderr.decode(errors="replace"),
     )

@@ -182,6 +182,13 @@ def plan_forgetting(
     )
 
 
+def list_token_inputs(run: str) -> list[str]:
+    """Return the fingerprints of the inputs that the tokens of a run were made of."""
+    settings = open_forgettable(storage.make_absolute(run.rstrip("/"))).settings
+    assert isinstance(settings, Pretraining)
+    return list(manifest.read_input(settings.tokens, "tokenize").inputs.values())
+
+
 def open_forgettable(folder: str) -> TracedRun:
     """Open the finished pretraining run in `folder`; raise ConfigError if it is no such run."""
     if folder.endswith(".toml"):
@@ -244,7 +251,10 @@ def _check_base(
                 f"{document.url or document.id} too; take it back from that run first, then train "
                 "again with `continue_from` set to the new run"
             )
-        base = find_base(parent, origin)
+        try:
+            base = find_base(parent, origin)
+        except ConfigError:  # its weights are not needed here, but what they learned is unknown
+            return parent.continue_from
     return None
 
 

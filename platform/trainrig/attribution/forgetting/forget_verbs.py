@@ -130,14 +130,15 @@ def forget(
     from trainrig.attribution.forgetting.requested_pages import read_request
 
     if key is not None:
-        from trainrig.attribution.forgetting.certificate_signature import check_key
+        from trainrig.attribution.forgetting.certificate_signature import sign
 
-        check_key(key)
+        sign(b"", key)  # a key that cannot sign is refused before training, not after it
     request = read_request(urls or (), documents or ())
     if near_duplicates is not None:
         from trainrig.attribution.forgetting.copied_pages import add_copies
+        from trainrig.attribution.forgetting.forget_plan import list_token_inputs
 
-        request = add_copies(request, near_duplicates)
+        request = add_copies(request, near_duplicates, list_token_inputs(run))
     found = plan_forgetting(run, request, instance, search or (), out)
     if plan or not found.pages:
         print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))
