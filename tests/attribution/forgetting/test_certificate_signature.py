@@ -119,6 +119,12 @@ def test_a_new_certificate_has_no_signature_of_the_earlier_one(key: str, tmp_pat
     assert not (tmp_path / SIGNATURE).exists()
 
 
+def test_options_that_the_check_does_not_use_are_refused() -> None:
+    asked = ["forget", "no-run", "--check", "--urls", "pages.txt", "--near-duplicates", "pages"]
+    with pytest.raises(ConfigError, match="does not use --urls, --near-duplicates; leave it out"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="ssh-keygen is not installed; install OpenSSH"):

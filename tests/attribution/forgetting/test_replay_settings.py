@@ -115,3 +115,15 @@ def test_a_run_with_initial_weights_is_replayed_with_the_same_weights(
     shutil.rmtree(tmp_path / "base/checkpoints/step_00000002")
     with pytest.raises(ConfigError, match="no checkpoint there has it now; restore it"):
         plan_forgetting(continued.output, PageRequest(frozenset(urls), frozenset()))
+
+
+@pytest.mark.slow
+def test_a_deleted_checkpoint_of_the_first_run_makes_its_data_unknown(
+    continued: Pretraining, make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path
+) -> None:
+    last = make_run(tmp_path / "last", training={"steps": 4}, continue_from=continued.output)
+    finish_run(last, ranks)
+    nothing = PageRequest(frozenset(["https://x.example/none"]), frozenset())
+    assert plan_forgetting(last.output, nothing).unknown_base is None
+    shutil.rmtree(tmp_path / "base/checkpoints/step_00000002")
+    assert plan_forgetting(last.output, nothing).unknown_base == str(tmp_path / "base")

@@ -116,6 +116,16 @@ def forget(
     not changed. Run the same command again to continue after a stop.
     """
     if check:
+        given = {
+            "--urls": urls,
+            "--documents": documents,
+            "--near-duplicates": near_duplicates,
+            "--out": out,
+            "--plan": plan,
+            "--children": children,
+        }
+        if unused := [name for name, value in given.items() if value]:
+            raise ConfigError(f"forget --check: does not use {', '.join(unused)}; leave it out")
         _check(run, against, key, as_json)
         return
     if against is not None:
