@@ -66,7 +66,7 @@ def arrange_family(root: LineageNode) -> FamilyPicture:
         by_column.setdefault(depth, []).append(nodes[name])
     tallest = max(map(len, by_column.values()))
     height = tallest * (HEIGHT + DOWN) - DOWN + 2 * EDGE
-    boxes = {}
+    boxes: dict[str, Box] = {}
     for depth, members in sorted(by_column.items()):
         used = len(members) * (HEIGHT + DOWN) - DOWN
         top = (height - used) // 2
