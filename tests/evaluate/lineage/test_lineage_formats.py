@@ -19,7 +19,7 @@ import pytest
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.data_lineage import LineageNode, count_licences
+from trainrig.evaluate.data_lineage import LineageNode, _Catalogue, count_licences
 from trainrig.evaluate.lineage.croissant_metadata import (
     CONFORMS_TO,
     REQUIRED,
@@ -136,6 +136,18 @@ def test_documents_whose_licences_cannot_be_read_raise_a_data_error(
     damage(documents / "kept/web-0.parquet")
     with pytest.raises(DataError, match=r"web-0\.parquet: cannot be read .*; restore it"):
         count_licences(str(documents), manifest.read_manifest(str(documents)))
+
+
+def test_a_folder_that_is_an_input_twice_is_read_once(documents: Path) -> None:
+    made = manifest.read_manifest(str(documents))
+    catalogue = _Catalogue([])
+    first = catalogue.count_licences(str(documents), made)
+    calls: list[int] = []
+    catalogue.verify_once(str(documents), lambda: calls.append(1))
+    (documents / "kept/web-0.parquet").unlink()
+    assert catalogue.count_licences(str(documents), made) == first
+    catalogue.verify_once(str(documents), lambda: calls.append(2))
+    assert calls == [1]
 
 
 def test_croissant_lists_each_file_with_its_sum(family: LineageNode, documents: Path) -> None:
