@@ -17,6 +17,7 @@ import typer
 from trainrig import command_line, config, job, storage
 from trainrig.attribution import attribution_verbs
 from trainrig.attribution.forgetting.forget_verbs import forget
+from trainrig.attribution.lineage_verb import lineage
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -306,9 +307,7 @@ command_line.command(
     "trainrig memorisation --index quickstart/index "
     "--generations quickstart/pages/instructions-held-out.jsonl --tokens 8",
 )(attribution_verbs.memorisation)
-command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(
-    attribution_verbs.lineage
-)
+command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(lineage)
 command_line.command(
     app,
     command_line.MODELS,

@@ -224,6 +224,21 @@ Checkpoint = Annotated[
     str,
     typer.Argument(metavar="CKPT", help="Run folder (its newest checkpoint), or one checkpoint."),
 ]
+Instance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Instance in the table of hardware; its on-demand price gives the cost.  "
+        "[default: no cost]",
+    ),
+]
+Search = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Further folder to search, with the folders in it; repeatable.  [default: none]",
+    ),
+]
 Notify = Annotated[
     str | None,
     typer.Option(

@@ -1,7 +1,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,7 @@ from trainrig.attribution.learned_steps import (
     search_batches,
 )
 from trainrig.cli import app
-from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.train.run_file.run_files import Pretraining
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +24,6 @@ def index(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
     output = str(tmp_path_factory.mktemp("index") / "index")
     index_tokens(CorpusIndexing(tokens=(tokens,), output=output, workers=0))
     return open_index(output)
-
-
-@pytest.fixture
-def trained(
-    make_job: Callable[..., Any], make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path
-) -> str:
-    """Train a run of 6 updates that skipped batches 2 and 3, and return its folder."""
-    from trainrig.train.run.run_folder import RunFolder
-
-    settings = {"steps": 6, "skip_data": ((2, 4),), "checkpoints": {"every": 2, "keep": 9}}
-    folder = tmp_path / "run"
-    job = make_job(folder, training=settings)
-    (folder / "run.toml").write_text(to_toml(make_run(folder, training=settings)))
-    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    return str(folder)
 
 
 def list_trained_tokens(run: LearningRun) -> dict[int, set[tuple[str, int]]]:
@@ -59,8 +41,10 @@ def list_trained_tokens(run: LearningRun) -> dict[int, set[tuple[str, int]]]:
     return found
 
 
-def test_the_steps_are_those_that_had_a_token_as_a_target(trained: str, index: CorpusIndex) -> None:
-    (run,) = open_family(trained, index)
+def test_the_steps_are_those_that_had_a_token_as_a_target(
+    skipping_run: str, index: CorpusIndex
+) -> None:
+    (run,) = open_family(skipping_run, index)
     assert run.updates == {0: 1, 1: 2, 4: 3, 5: 4, 6: 5, 7: 6}
     targets = list_trained_tokens(run)
     shards = index.open_shards(0)
@@ -90,19 +74,21 @@ def test_the_steps_are_those_that_had_a_token_as_a_target(trained: str, index: C
     assert long and all(searched.get(n, set()) <= plain.get(n, set()) for n in long)
 
 
-def test_an_earlier_checkpoint_learned_from_fewer_steps(trained: str, index: CorpusIndex) -> None:
-    (checkpoint,) = Path(trained, "checkpoints/step_00000002").iterdir()
+def test_an_earlier_checkpoint_learned_from_fewer_steps(
+    skipping_run: str, index: CorpusIndex
+) -> None:
+    (checkpoint,) = Path(skipping_run, "checkpoints/step_00000002").iterdir()
     (run,) = open_family(str(checkpoint), index)
     assert run.updates == {0: 1, 1: 2}
 
 
 def test_a_text_of_a_learned_page_is_attributed_to_its_steps(
-    trained: str, index: CorpusIndex, tmp_path: Path
+    skipping_run: str, index: CorpusIndex, tmp_path: Path
 ) -> None:
     shards = index.open_shards(0)
     ids = shards.read_window("books", 40, 20)
     page = tmp_path / "page.html"
-    arguments = ["attribute", trained, "--index", index.folder, "--minimum", "6", "--html"]
+    arguments = ["attribute", skipping_run, "--index", index.folder, "--minimum", "6", "--html"]
     text = index.encoder.decode([t for t in ids.tolist() if t != index.encoder.end_of_text])
     done = CliRunner().invoke(app, [*arguments, str(page), "--text", text, "--json"])
     assert done.exit_code == 0, done.output
@@ -110,7 +96,7 @@ def test_a_text_of_a_learned_page_is_attributed_to_its_steps(
     assert found["text"] == text and found["covered"] > 0
     documents = [document for span in found["spans"] for document in span["documents"]]
     assert any(learned["steps"] for document in documents for learned in document["steps"])
-    assert {learned["run"] for d in documents for learned in d["steps"]} == {trained}
+    assert {learned["run"] for d in documents for learned in d["steps"]} == {skipping_run}
     for span in found["spans"]:
         assert text[span["begin"] : span["end"]] == span["text"]
         assert span["count"] >= len(span["documents"]) >= 1
@@ -121,7 +107,7 @@ def test_a_text_of_a_learned_page_is_attributed_to_its_steps(
 
 
 def test_an_index_of_other_tokens_is_refused(
-    trained: str, corrupted_tokens: str, make_tokens: Callable[..., str], tmp_path: Path
+    skipping_run: str, corrupted_tokens: str, make_tokens: Callable[..., str], tmp_path: Path
 ) -> None:
     for tokens, message in (
         (make_tokens(tmp_path / "others", held_out=0.5), "other shards than .* learned from"),
@@ -130,7 +116,7 @@ def test_an_index_of_other_tokens_is_refused(
         output = str(tmp_path / f"index-{len(message)}")
         index_tokens(CorpusIndexing(tokens=(tokens,), output=output, workers=0))
         with pytest.raises(ConfigError, match=message):
-            open_family(trained, open_index(output))
+            open_family(skipping_run, open_index(output))
 
 
 @pytest.mark.parametrize(

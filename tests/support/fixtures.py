@@ -74,6 +74,25 @@ def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]
     return make
 
 
+@pytest.fixture
+def skipping_run(
+    make_job: Callable[..., TrainingJob],
+    make_run: Callable[..., Pretraining],
+    ranks: Ranks,
+    tmp_path: Path,
+) -> str:
+    """Train a run of 6 updates that skipped batches 2 and 3, and return its folder."""
+    from trainrig.config import to_toml
+    from trainrig.train.run.run_folder import RunFolder
+
+    settings = {"steps": 6, "skip_data": ((2, 4),), "checkpoints": {"every": 2, "keep": 9}}
+    folder = tmp_path / "run"
+    job = make_job(folder, training=settings)
+    (folder / "run.toml").write_text(to_toml(make_run(folder, training=settings)))
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> ForkServer:
     """Return the fork server of ranks that may die."""

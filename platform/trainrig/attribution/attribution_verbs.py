@@ -1,14 +1,34 @@
-"""Command-line verbs on the training data of answers: attribute, chat, memorisation, lineage."""
+"""Command-line verbs on the training data of answers: attribute, chat, memorisation."""
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
+from trainrig.attribution.attribution_options import (
+    AnsweredPrompt,
+    AnsweringCheckpoint,
+    AsChat,
+    Canaries,
+    ContextTokens,
+    CopyIndex,
+    CopyLengths,
+    CuratedFolder,
+    Generations,
+    HtmlPage,
+    Index,
+    Minimum,
+    MostDocuments,
+    MostSpans,
+    References,
+    ScoringCheckpoint,
+    SourcesIndex,
+    Text,
+    TextFile,
+    Verify,
+)
 from trainrig.command_line import Checkpoint, Json
 from trainrig.errors import ConfigError
 from trainrig.posttrain import generate_verbs
@@ -23,54 +43,20 @@ from trainrig.posttrain.generate_verbs import (
 )
 
 if TYPE_CHECKING:
-    from trainrig.attribution.attributed_text import AttributionLimits
+    from trainrig.attribution.attributed_text import AttributedText, AttributionLimits
     from trainrig.attribution.corpus_index import CorpusIndex
+    from trainrig.models.token_sampling import Sampling
 
-Index = Annotated[
-    str,
-    typer.Option("--index", metavar="DIR", help="Folder that `trainrig index` wrote."),
-]
-Minimum = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Number of tokens of the shortest span.")
-]
-Verify = Annotated[
-    bool,
-    typer.Option(
-        "--verify",
-        help="Read the whole index and its tokens first, and compare them with their sums.",
-    ),
-]
+DEFAULT_LENGTHS = (16, 32, 50)  # tokens in a row that make a copy
 
 
 def attribute(
     index: Index,
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CKPT",
-            help="Run folder or checkpoint: its steps are named, and it answers --prompt.  "
-            "[default: none]",
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text to look for.  [default: none]")
-    ] = None,
-    text_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="File with the text to look for; - is stdin.  [default: none]"
-        ),
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Prompt that CKPT answers; the answer is looked for.  [default: none]",
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")
-    ] = False,
+    checkpoint: AnsweringCheckpoint = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    prompt: AnsweredPrompt = None,
+    chat: AsChat = False,
     tokens: Tokens = 64,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
@@ -79,28 +65,11 @@ def attribute(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = 0,
     minimum: Minimum = 8,
-    spans: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most spans to show, the rarest ones.")
-    ] = 10,
-    documents: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Most documents to show of a span.")
-    ] = 3,
-    context: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Number of tokens to show around a span."),
-    ] = 30,
-    corpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of `curate` that the tokens were made of: adds each page's signals.  "
-            "[default: none]",
-        ),
-    ] = None,
-    html: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Page to write, with spans to click.  [default: none]"),
-    ] = None,
+    spans: MostSpans = 10,
+    documents: MostDocuments = 3,
+    context: ContextTokens = 30,
+    corpus: CuratedFolder = None,
+    html: HtmlPage = None,
     verify: Verify = False,
     as_json: Json = False,
 ) -> None:
@@ -118,22 +87,20 @@ def attribute(
     from trainrig.attribution.learned_steps import open_family
 
     limits = AttributionLimits(minimum=minimum, spans=spans, documents=documents, context=context)
+    sampling = generate_verbs.build_sampling(
+        "attribute",
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        maximum_tokens=tokens,
+    )
     opened = open_index(index, verify)
     runs = [] if checkpoint is None else open_family(checkpoint, opened)
     if prompt is not None and checkpoint is not None:
-        from trainrig.posttrain.text_generator import TextGenerator
-
-        sampling = generate_verbs.build_sampling(
-            "attribute",
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            maximum_tokens=tokens,
-        )
-        sought = TextGenerator.open(checkpoint).speak(prompt, sampling, chat=chat).text
+        sought = _answer(checkpoint, prompt, sampling, chat)
     else:
         sought = text if text is not None else _read_text(text_file or "-")
     attributed = attribute_text(opened, sought, limits, runs, corpus)
@@ -143,14 +110,25 @@ def attribute(
         storage.write(html, render_attribution_page(attributed).encode())
     if as_json:
         print(json.dumps(attributed.to_json()))
-        return
+    else:
+        _show_attribution(attributed, html)
+
+
+def _answer(checkpoint: str, prompt: str, sampling: "Sampling", chat: bool) -> str:
+    from trainrig.posttrain.text_generator import TextGenerator
+
+    return TextGenerator.open(checkpoint).speak(prompt, sampling, chat=chat).text
+
+
+def _show_attribution(attributed: "AttributedText", page: str | None) -> None:
+    """Print the spans with their documents, and the location of `page`, if it was written."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     for line in attributed.render():
         console.print(line)
-    if html is not None:
-        print(html)
+    if page is not None:
+        print(page)
 
 
 def _read_text(path: str) -> str:
@@ -168,14 +146,7 @@ def _read_text(path: str) -> str:
 def chat(
     checkpoint: Checkpoint,
     system: generate_verbs.System = None,
-    sources: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder that `trainrig index` wrote: parts of answers that stand in the training "
-            "pages are marked, with their pages.  [default: none]",
-        ),
-    ] = None,
+    sources: SourcesIndex = None,
     minimum: Minimum = 8,
     tokens: Tokens = 512,
     temperature: Temperature = 0.8,
@@ -234,50 +205,12 @@ def _show_sources(answer: str, index: "CorpusIndex", limits: "AttributionLimits"
 
 
 def memorisation(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CKPT",
-            help="Run folder or checkpoint that --canaries are scored by.  [default: none]",
-        ),
-    ] = None,
-    index: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder that `trainrig index` wrote, for --generations.  [default: none]",
-        ),
-    ] = None,
-    generations: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL file of generated texts, as `generate --prompts` writes it.  "
-            "[default: none]",
-        ),
-    ] = None,
-    tokens: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of tokens in a row that make a copy; repeatable.  [default: 16, 32, 50]",
-        ),
-    ] = None,
-    canaries: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL file of texts that were injected into the training data.  [default: none]",
-        ),
-    ] = None,
-    references: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL file of texts of the same form that were not.  [default: none]",
-        ),
-    ] = None,
+    checkpoint: ScoringCheckpoint = None,
+    index: CopyIndex = None,
+    generations: Generations = None,
+    tokens: CopyLengths = None,
+    canaries: Canaries = None,
+    references: References = None,
     as_json: Json = False,
 ) -> None:
     """Measure how much generations copy training pages, and how exposed injected texts are.
@@ -293,28 +226,35 @@ def memorisation(
             "memorisation: give --generations FILE with --index DIR, or CKPT with --canaries FILE "
             "and --references FILE, or all of them"
         )
-    from trainrig.attribution import memorisation as measures
-
     result: dict[str, Any] = {}
     if generations is not None and index is not None:
-        from trainrig.attribution.corpus_index import open_index
-
-        lengths = sorted(set(tokens or (16, 32, 50)))
-        texts = measures.read_texts(generations)
-        shares = measures.count_copies(open_index(index), texts, lengths)
-        result["copies"] = [share.to_json() for share in shares]
+        result["copies"] = _count_copies(generations, index, tokens or DEFAULT_LENGTHS)
     if checkpoint is not None and canaries is not None and references is not None:
-        from trainrig.attribution.canary_losses import TextLosses
-
-        injected = measures.read_texts(canaries)
-        others = measures.read_texts(references)
-        exposures = measures.compute_exposures(TextLosses(checkpoint), injected, others)
-        result["exposure"] = {
-            "references": len(others),
-            "bits": measures.summarise_exposures(exposures),
-            "canaries": [asdict(exposure) for exposure in exposures],
-        }
+        result["exposure"] = _measure_exposure(checkpoint, canaries, references)
     print(json.dumps(result) if as_json else "\n".join(_describe_memorisation(result)))
+
+
+def _count_copies(generations: str, index: str, lengths: Iterable[int]) -> list[dict[str, Any]]:
+    from trainrig.attribution import memorisation as measures
+    from trainrig.attribution.corpus_index import open_index
+
+    texts = measures.read_texts(generations)
+    shares = measures.count_copies(open_index(index), texts, sorted(set(lengths)))
+    return [share.to_json() for share in shares]
+
+
+def _measure_exposure(checkpoint: str, canaries: str, references: str) -> dict[str, Any]:
+    from trainrig.attribution import memorisation as measures
+    from trainrig.attribution.canary_losses import TextLosses
+
+    injected = measures.read_texts(canaries)
+    others = measures.read_texts(references)
+    exposures = measures.compute_exposures(TextLosses(checkpoint), injected, others)
+    return {
+        "references": len(others),
+        "bits": measures.summarise_exposures(exposures),
+        "canaries": [asdict(exposure) for exposure in exposures],
+    }
 
 
 def _describe_memorisation(result: Mapping[str, Any]) -> Iterator[str]:
@@ -331,32 +271,3 @@ def _describe_memorisation(result: Mapping[str, Any]) -> Iterator[str]:
             f"references: mean {bits['mean']:.2f} bits, {bits['least']:.2f} to "
             f"{bits['largest']:.2f}; below about 1.4 on average if never seen"
         )
-
-
-def lineage(
-    checkpoint: Checkpoint,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR",
-            help="Further folder to search for inputs, with the folders in it; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Read all files that are found, and compare them with their sums."
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Show the runs, shards, documents and sources behind a checkpoint, with their sums.
-
-    Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
-    files, next to the run, and in --search.
-    """
-    from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
-
-    root = trace_lineage(checkpoint, search or (), verify)
-    print(json.dumps(root.to_json()) if as_json else "\n".join(render_lineage(root)))

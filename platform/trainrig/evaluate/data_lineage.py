@@ -6,12 +6,15 @@ the paths in run files, and beside the folders that were found. An input that is
 such as web archives, ends its branch and is listed with its fingerprint.
 """
 
+import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainrig import manifest, storage
+from trainrig.corpus.documents import KEPT, read_columns
 from trainrig.errors import DataError, InputError
 from trainrig.manifest import Claim, Manifest
 from trainrig.train import checkpoint
@@ -21,6 +24,9 @@ CHECKPOINTS = "checkpoints"
 # Keys of run files that name folders of inputs.
 PATH_KEYS = ("checkpoint", "tokens", "conversations", "continue_from")
 MOST_LISTED = 6  # entries of a table of counts that are shown; JSON has all
+LICENCES = "licences"  # count of kept documents by licence
+# Names of a document's metadata that hold its licence.
+LICENCE_FIELDS = ("license", "licence", "license_name", "spdx")
 # Counts of a stage that describe its data, of those that its manifest has.
 TOLD_COUNTS = (
     *("documents_in", "documents_kept", "kept_of", "dropped_by", "masked"),
@@ -43,6 +49,8 @@ class LineageNode:
     settings: Mapping[str, Any] = field(
         default_factory=dict
     )  # filters, sources, objective and so on
+    # Versions of trainrig, Python and packages that made it; filters depend on these.
+    versions: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple["LineageNode", ...] = ()
 
     def iterate(self) -> Iterator["LineageNode"]:
@@ -50,6 +58,10 @@ class LineageNode:
         yield self
         for node in self.inputs:
             yield from node.iterate()
+
+    def list_distinct(self) -> list["LineageNode"]:
+        """Return the nodes with different fingerprints, each before its inputs."""
+        return list({node.fingerprint: node for node in self.iterate()}.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree as a JSON object."""
@@ -87,6 +99,8 @@ class _Catalogue:
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
         self._seen: set[str] = set()
+        self._licences: dict[str, dict[str, int]] = {}  # counts by fingerprint
+        self._verified: set[str] = set()  # folders and checkpoints
         for place in places:
             self.add(storage.make_absolute(place))
 
@@ -134,6 +148,18 @@ class _Catalogue:
                 if path.rstrip("/") != folder:
                     self._add_checkpoint(path.rstrip("/"))
 
+    def count_licences(self, folder: str, made: Manifest) -> dict[str, int]:
+        """Return what `count_licences` does; a folder that is an input twice is read once."""
+        if made.content not in self._licences:
+            self._licences[made.content] = count_licences(folder, made)
+        return self._licences[made.content]
+
+    def verify_once(self, place: str, verify: Callable[[], None]) -> None:
+        """Call `verify` for a folder or checkpoint, but not a second time."""
+        if place not in self._verified:
+            verify()
+            self._verified.add(place)
+
     def find_folder(self, fingerprint: str) -> str | None:
         """Return the folder whose content has the fingerprint, or None."""
         return self._manifests.get(fingerprint)
@@ -152,8 +178,8 @@ def _describe_checkpoint(
     above: frozenset[str],
 ) -> LineageNode:
     """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
-    if verify and (damage := checkpoint.find_damage(resolved)):
-        raise DataError(f"{resolved}: the checkpoint is damaged ({damage}); restore it")
+    if verify:
+        catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
     folder = find_run_folder(resolved)
     catalogue.add_paths(folder)
     try:
@@ -164,6 +190,11 @@ def _describe_checkpoint(
         return LineageNode(role, key, resolved, verified=verify)
     made = manifest.find_manifest(folder)
     return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
+
+
+def _verify_checkpoint(resolved: str) -> None:
+    if damage := checkpoint.find_damage(resolved):
+        raise DataError(f"{resolved}: the checkpoint is damaged ({damage}); restore it")
 
 
 def _describe_input(
@@ -191,7 +222,7 @@ def _describe_found(
         return None
     made = manifest.read_manifest(folder)
     if verify:
-        manifest.verify_files(folder, made)
+        catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
     return _build_node(role, fingerprint, folder, made, made, catalogue, verify, above)
 
 
@@ -205,7 +236,9 @@ def _build_node(
     verify: bool,
     above: frozenset[str],
 ) -> LineageNode:
-    counts = made.counts if made else {}
+    counts = dict(made.counts) if made else {}
+    if made is not None and (licences := catalogue.count_licences(folder, made)):
+        counts[LICENCES] = licences
     return LineageNode(
         role=role,
         fingerprint=fingerprint,
@@ -213,13 +246,45 @@ def _build_node(
         stage=claim.stage,
         trainrig=claim.environment.get("trainrig"),
         verified=verify,
-        counts={name: counts[name] for name in TOLD_COUNTS if name in counts},
+        counts={name: counts[name] for name in (*TOLD_COUNTS, LICENCES) if name in counts},
         settings=_choose_settings(claim),
+        versions=claim.environment,
         inputs=tuple(
             _describe_input(name, content, catalogue, verify, above | {fingerprint})
             for name, content in sorted(claim.inputs.items())
         ),
     )
+
+
+def count_licences(folder: str, made: Manifest) -> dict[str, int]:
+    """Return the number of kept documents by licence, if `curate` kept a field with licences.
+
+    Only the column of metadata is read, and only from sources whose `reading.fields.metadata` names
+    one of LICENCE_FIELDS. Documents of other sources, or without a licence, count as "not stated".
+    Returns {} if no source states licences. Raises DataError if a file is missing or damaged.
+    """
+    sources = made.config.get("sources", ()) if made.stage == "curate" else ()
+    if not any(set(LICENCE_FIELDS) & set(_list_metadata(source)) for source in sources):
+        return {}
+    counts = Counter[str]()
+    for name in made.files:
+        if not name.startswith(f"{KEPT}/") or not name.endswith(".parquet"):
+            continue
+        path = storage.join(folder, name)
+        try:
+            table = read_columns(path, ["metadata"])
+        except (OSError, ValueError) as error:  # pyarrow's errors for damaged files are of these
+            raise DataError(f"{path}: cannot be read ({error}); restore it") from None
+        for text in table["metadata"].to_pylist():
+            metadata = json.loads(text or "{}")
+            stated = next((metadata[key] for key in LICENCE_FIELDS if metadata.get(key)), None)
+            counts[stated or "not stated"] += 1
+    return dict(sorted(counts.items()))
+
+
+def _list_metadata(source: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metadata that `curate` kept of the documents of a source."""
+    return list(source.get("reading", {}).get("fields", {}).get("metadata", ()))
 
 
 def _choose_settings(claim: Claim) -> dict[str, Any]:
@@ -289,8 +354,7 @@ def format_value(value: Any) -> str:
 def render_card_section(root: LineageNode) -> list[str]:
     """Return the Markdown lines of a model card's section on data."""
     lines = ["## Data", "", "| role | made by | fingerprint | what it holds |", "|---|---|---|---|"]
-    listed = {node.fingerprint: node for node in root.iterate() if node is not root}
-    for node in listed.values():
+    for node in root.list_distinct()[1:]:
         told = {**node.counts, **node.settings}
         holds = "; ".join(f"{name}: {format_value(value)}" for name, value in told.items())
         cells = (node.role, node.stage or "–", f"`{node.fingerprint[:16]}`", holds or "–")

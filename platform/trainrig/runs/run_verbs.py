@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainrig import command_line
-from trainrig.command_line import Borders, Json
+from trainrig.command_line import Borders, Instance, Json
 from trainrig.errors import ConfigError, DataError
 from trainrig.report.number_formats import format_short
 from trainrig.storage.missing_folders import describe_origin, is_missing
@@ -22,17 +22,16 @@ Folder = Annotated[
         metavar="RUN", help="Folder of a training run.", autocompletion=command_line.run_files
     ),
 ]
+TracedRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run folder, or a run file.", autocompletion=command_line.run_files
+    ),
+]
 
 
 def trace(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Run folder, or a run file.",
-            autocompletion=command_line.run_files,
-        ),
-    ],
+    run: TracedRun,
     step: Annotated[
         int | None,
         typer.Option(
@@ -156,14 +155,7 @@ def runs(
     folder: Annotated[
         str, typer.Argument(metavar="DIR", help="Folder to search for training runs.")
     ],
-    instance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Instance in the table of hardware that the workers ran on; its on-demand "
-            "price gives the cost.  [default: no cost]",
-        ),
-    ] = None,
+    instance: Instance = None,
     as_json: Json = False,
 ) -> None:
     """List the training runs below a folder: state, progress, losses, best scores, hours and cost.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.replays import finish_run, train, write_masks
 from typer.testing import CliRunner
 
 from trainrig import manifest
@@ -35,44 +36,18 @@ from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.index_stage import index_tokens
 from trainrig.attribution.learned_steps import open_family
 from trainrig.cli import app
-from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.runs.step_trace import find_shards
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.rows.masked_documents import MaskedDocuments
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train import pretrain
 from trainrig.train.checkpoint import compute_content_key, find_newest_valid, list_committed
-from trainrig.train.elastic.supervise import TrainingResult
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training_settings import StopIf
-from trainrig.train.run_start import claim_run
-from trainrig.train.training_job import TrainingJob
 
 STEPS = 12
 TRAINING = {"steps": STEPS, "checkpoints": {"every": 2, "keep": 100}}
-
-
-def finish_run(run: Pretraining, ranks: Any) -> None:
-    """Train `run` by one rank, as `pretrain` would, but without Ray."""
-    job = pretrain.prepare(run)
-    tokens = manifest.read_input(run.tokens, "tokenize")
-    inputs = pretrain.list_inputs(run, job, tokens, pretrain.read_masks(run))
-    stage = claim_run(job.folder, run, run.training, inputs)
-    Path(job.folder, "run.toml").write_text(to_toml(with_absolute_paths(run)))
-    train(ranks, 1, job)
-    newest, _ = find_newest_valid(RunFolder(job.folder))
-    assert newest is not None
-    pretrain.finish(stage, job, TrainingResult(newest, 0))
-
-
-def train(ranks: Any, world: int, job: TrainingJob) -> None:
-    """Train `job` to its end by `world` ranks, from its newest checkpoint."""
-    folder = RunFolder(job.folder)
-    newest, _ = find_newest_valid(folder)
-    step, path = (newest.step, newest.path) if newest else (0, None)
-    ranks(world, "train", job=job, attempt=folder.take_attempt(step), resume_from=path)
 
 
 def find_learned_steps(run: str, plan: ForgetPlan, output: Path) -> tuple[int, ...]:
@@ -116,11 +91,6 @@ def late_urls(used_urls: list[str]) -> list[str]:
 @pytest.fixture
 def plan(old_run: str, late_urls: list[str]) -> ForgetPlan:
     return plan_forgetting(old_run, PageRequest(frozenset(late_urls), frozenset()))
-
-
-def write_masks(masked: MaskedDocuments, path: Path) -> str:
-    path.write_bytes(masked.encode())
-    return str(path)
 
 
 @pytest.mark.slow

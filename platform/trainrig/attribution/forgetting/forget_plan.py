@@ -90,6 +90,7 @@ class ForgetPlan:
     run: str  # run folder
     pages: tuple[LearnedPage, ...]  # empty: the run learned from none of them
     unused: tuple[UnusedName, ...]  # requested names that the run did not learn from
+    base: str | None  # checkpoint with the initial weights; None: the run had none
     # Initial weights whose training data is unknown; None: no such weights were used.
     unknown_base: str | None
     masked: MaskedDocuments  # all documents to mask, also from earlier requests
@@ -110,6 +111,7 @@ class ForgetPlan:
             "run": self.run,
             "pages": [page.to_json() for page in self.pages],
             "unused": [asdict(name) for name in self.unused],
+            "base": self.base,
             "unknown_base": self.unknown_base,
             "masked": len(self.masked.documents),
             "masked_sha256": self.masked.sha256,
@@ -143,7 +145,8 @@ def plan_forgetting(
     settings = traced.settings
     assert isinstance(settings, Pretraining) and isinstance(batches.shards, TokenShards)
     earlier = pretrain.read_masks(settings)
-    unknown_base = _check_base(settings, folder, request)
+    base = find_base(settings, folder)
+    unknown_base = _check_base(settings, folder, base, request)
     found = find_documents(batches.shards, request)
     new = [document for key, document in found.documents.items() if key not in batches.masked]
     wanted = _build_masks(batches.shards, traced.encoder.end_of_text, new)
@@ -168,6 +171,7 @@ def plan_forgetting(
         unused=explain_unused(
             request.names - known, found, held_out, batches.masked, settings.tokens
         ),
+        base=base,
         unknown_base=unknown_base,
         masked=masked,
         earlier=len(batches.masked),
@@ -176,6 +180,13 @@ def plan_forgetting(
         replay=_estimate_replay(folder, settings, start.step if start else 0, instance),
         children=tuple(list_children(folder, search)) if pages else (),
     )
+
+
+def list_token_inputs(run: str) -> list[str]:
+    """Return the fingerprints of the inputs that the tokens of a run were made of."""
+    settings = open_forgettable(storage.make_absolute(run.rstrip("/"))).settings
+    assert isinstance(settings, Pretraining)
+    return list(manifest.read_input(settings.tokens, "tokenize").inputs.values())
 
 
 def open_forgettable(folder: str) -> TracedRun:
@@ -209,17 +220,20 @@ def open_forgettable(folder: str) -> TracedRun:
     return traced
 
 
-def _check_base(settings: Pretraining, folder: str, request: PageRequest) -> str | None:
+def _check_base(
+    settings: Pretraining, folder: str, base: str | None, request: PageRequest
+) -> str | None:
     """Return the oldest initial weights of a run if their training data is unknown, or None.
 
-    Raises ConfigError if a run that the weights came from learned from a page of `request`.
+    `base`: the checkpoint with the run's initial weights. Raises ConfigError if a run that the
+    weights came from learned from a page of `request`.
     """
-    base = settings.continue_from
     while base is not None:
         try:
             resolved = storage.make_absolute(checkpoint.resolve(base))
             last = int(checkpoint.read_entries(resolved).get("step", 0))
-            traced = open_traced(find_run_folder(resolved))
+            origin = find_run_folder(resolved)
+            traced = open_traced(origin)
         except (ConfigError, DataError):
             return base
         parent = traced.settings
@@ -237,8 +251,39 @@ def _check_base(settings: Pretraining, folder: str, request: PageRequest) -> str
                 f"{document.url or document.id} too; take it back from that run first, then train "
                 "again with `continue_from` set to the new run"
             )
-        base = parent.continue_from
+        try:
+            base = find_base(parent, origin)
+        except ConfigError:  # its weights are not needed here, but what they learned is unknown
+            return parent.continue_from
     return None
+
+
+def find_base(settings: Pretraining, folder: str) -> str | None:
+    """Return the checkpoint with the initial weights of a run, or None if it had none.
+
+    It is `continue_from`, unless that run was trained further since: then it is the checkpoint of
+    that run whose files have the fingerprint that this run recorded. Raises ConfigError if no
+    checkpoint has it.
+    """
+    base = settings.continue_from
+    claim = manifest.read_claim(folder)
+    recorded = claim.inputs.get("continue_from") if claim else None
+    if base is None or recorded is None:
+        return base
+    try:
+        resolved = storage.make_absolute(checkpoint.resolve(base))
+    except DataError:
+        return base
+    if checkpoint.compute_content_key(resolved) == recorded:
+        return base
+    origin = RunFolder(find_run_folder(resolved))
+    for path, _, _ in checkpoint.list_committed(origin, origin.checkpoints):
+        if checkpoint.compute_content_key(path) == recorded:
+            return path
+    raise ConfigError(
+        f"{folder}: began with a checkpoint of {origin.path} with the fingerprint {recorded[:12]}, "
+        "and no checkpoint there has it now; restore it"
+    )
 
 
 def _build_masks(

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from trainrig import __version__, manifest, storage
+from trainrig.attribution.forgetting.certificate_signature import sign, verify_signature
 from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan, StartingPoint
 from trainrig.attribution.forgetting.run_children import replay_children
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
@@ -32,6 +33,7 @@ from trainrig.train.training_job import TrainingJob
 MASKED = "masked.json"
 FROM_START = "from_start.toml"  # run file of the same run with the pages masked from its beginning
 CERTIFICATE = "certificate.json"
+SIGNATURE = f"{CERTIFICATE}.sig"
 
 
 class Certificate(BaseModel):
@@ -61,12 +63,17 @@ class Certificate(BaseModel):
 
 
 def take_back(
-    plan: ForgetPlan, out: str, workers: Workers | None = None, children: bool = False
+    plan: ForgetPlan,
+    out: str,
+    workers: Workers | None = None,
+    children: bool = False,
+    key: str | None = None,
 ) -> Certificate:
     """Train the run of `plan` without its pages in the folder `out`; return the certificate.
 
     The same call continues after a stop. `workers` replaces the number of workers of the run.
     `children`: whether runs that started from it are made again too, in `out` with `-children`.
+    `key`: file with the private key that signs the certificate.
     Raises DataError if the shards differ from their sums, or if the new run cannot equal a run with
     masks from its beginning, and OutputTaken if `out` holds something else.
     """
@@ -95,9 +102,21 @@ def take_back(
     if children:
         new = replay_children(plan.children, {plan.run: folder}, f"{folder}-children")
     certificate = _certify(plan, folder, new)
-    data = json.dumps(certificate.model_dump(mode="json"), indent=1).encode()
-    storage.write(storage.join(folder, CERTIFICATE), data)
+    _write_certificate(folder, certificate, key)
     return certificate
+
+
+def _write_certificate(folder: str, certificate: Certificate, key: str | None) -> None:
+    """Write the certificate and its signature; without a key, no signature of another one stays."""
+    data = json.dumps(certificate.model_dump(mode="json"), indent=1).encode()
+    path = storage.join(folder, CERTIFICATE)
+    signature = storage.join(folder, SIGNATURE)
+    if not storage.exists(path) or storage.read(path) != data:
+        if storage.exists(signature):
+            storage.delete_files([signature])
+        storage.write(path, data)
+    if key is not None:
+        storage.write(signature, sign(data, key))
 
 
 def build_run(plan: ForgetPlan, folder: str, workers: Workers | None = None) -> Pretraining:
@@ -106,6 +125,7 @@ def build_run(plan: ForgetPlan, folder: str, workers: Workers | None = None) -> 
     assert isinstance(settings, Pretraining)
     changed: dict[str, Any] = {
         "output": folder,
+        "continue_from": plan.base,
         "masked_documents": storage.join(folder, MASKED),
         "workers": settings.workers if workers is None else workers,
     }
@@ -184,11 +204,14 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
     )
 
 
-def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
+def check_certificate(
+    folder: str, against: str | None = None, key: str | None = None
+) -> Iterator[str]:
     """Check the certificate in a run folder; yield one line for each check that holds.
 
     The sums of the files and tensors are computed again, and so are all batches that held a page.
     `against`: a run with the same pages masked from its beginning, whose tensors must be equal.
+    `key`: file with the public key that must have signed the certificate.
     Raises DataError for the first check that does not hold.
     """
     folder = storage.make_absolute(folder.rstrip("/"))
@@ -196,6 +219,7 @@ def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
     if not storage.exists(path):
         raise ConfigError(f"{path}: no certificate; name a folder that `trainrig forget` wrote")
     certificate = Certificate.model_validate_json(storage.read(path))
+    yield from _check_signature(folder, key)
     for name, expected in certificate.sha256.items():
         file = storage.join(folder, name)
         if not storage.exists(file) or storage.compute_sha256(file) != expected:
@@ -222,6 +246,20 @@ def check_certificate(folder: str, against: str | None = None) -> Iterator[str]:
         if found != tensors:
             raise DataError(f"{other}: its tensors differ from the tensors of {resolved}")
         yield f"{other}: all tensors are equal, byte for byte"
+
+
+def _check_signature(folder: str, key: str | None) -> Iterator[str]:
+    """Check the signature of a certificate; yield a line if there is one."""
+    path = storage.join(folder, CERTIFICATE)
+    signature = storage.join(folder, SIGNATURE)
+    if storage.exists(signature):
+        try:
+            signer = verify_signature(storage.read(path), storage.read(signature), key)
+        except DataError as error:
+            raise DataError(f"{signature}: {error}") from None
+        yield f"{CERTIFICATE}: is signed by the key {signer}"
+    elif key is not None:
+        raise DataError(f"{signature}: missing, so no key signed the certificate")
 
 
 def check_batches(folder: str, masked: MaskedDocuments, past: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainrig import command_line
-from trainrig.command_line import Json
+from trainrig.command_line import Instance, Json, Search
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
 
@@ -16,85 +16,98 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20  # pages that the plan lists; JSON has all
 
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
+        autocompletion=command_line.run_files,
+    ),
+]
+UrlFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the URL of a page to take back on each line; repeatable.  [default: none]",
+    ),
+]
+DocumentFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the id of a document to take back on each line; repeatable.  "
+        "[default: none]",
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Run folder to write; must be new, or of this command.  [default: none]",
+    ),
+]
+NearDuplicates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of `curate` that the tokens were made of: take back the near-duplicates that "
+        "it found of the pages too.  [default: none]",
+    ),
+]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
+]
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes", help="Train from the beginning if no checkpoint is from before the pages."
+    ),
+]
+Children = Annotated[
+    bool,
+    typer.Option(
+        "--children",
+        help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
+    ),
+]
+NewWorkers = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
+]
+Check = Annotated[bool, typer.Option("--check", help="Check the certificate in RUN instead.")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
+    ),
+]
+
+Key = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Ed25519 key of SSH that signs the certificate; with --check, the public key that "
+        "must have signed it.  [default: none]",
+    ),
+]
+
 
 def forget(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
-            autocompletion=command_line.run_files,
-        ),
-    ],
-    urls: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with the URL of a page to take back on each line; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    documents: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with the id of a document to take back on each line; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Run folder to write; must be new, or of this command.  [default: none]",
-        ),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", help="Train from the beginning if no checkpoint is from before the pages."
-        ),
-    ] = False,
-    children: Annotated[
-        bool,
-        typer.Option(
-            "--children",
-            help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
-    ] = None,
-    instance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Instance in the table of hardware whose on-demand price gives the cost.  "
-            "[default: no cost]",
-        ),
-    ] = None,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR",
-            help="Further folder to search for runs that started from RUN; repeatable.  "
-            "[default: none]",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the certificate in RUN instead.")
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
-        ),
-    ] = None,
+    run: Run,
+    urls: UrlFiles = None,
+    documents: DocumentFiles = None,
+    near_duplicates: NearDuplicates = None,
+    out: Out = None,
+    plan: PlanOnly = False,
+    yes: Yes = False,
+    children: Children = False,
+    workers: NewWorkers = None,
+    instance: Instance = None,
+    search: Search = None,
+    check: Check = False,
+    against: Against = None,
+    key: Key = None,
     as_json: Json = False,
 ) -> None:
     """Take pages back from a pretraining run: train it again from before their first use.
@@ -103,7 +116,17 @@ def forget(
     not changed. Run the same command again to continue after a stop.
     """
     if check:
-        _check(run, against, as_json)
+        given = {
+            "--urls": urls,
+            "--documents": documents,
+            "--near-duplicates": near_duplicates,
+            "--out": out,
+            "--plan": plan,
+            "--children": children,
+        }
+        if unused := [name for name, value in given.items() if value]:
+            raise ConfigError(f"forget --check: does not use {', '.join(unused)}; leave it out")
+        _check(run, against, key, as_json)
         return
     if against is not None:
         raise ConfigError("forget --against: needs --check; add it")
@@ -111,10 +134,21 @@ def forget(
         raise ConfigError("forget: name the pages by --urls FILE or --documents FILE")
     if out is None and not plan:
         raise ConfigError("forget: name the run folder to write by --out DIR, or give --plan")
+    if plan and key is not None:
+        raise ConfigError("forget --key: --plan writes no certificate to sign; leave one out")
     from trainrig.attribution.forgetting.forget_plan import plan_forgetting
     from trainrig.attribution.forgetting.requested_pages import read_request
 
+    if key is not None:
+        from trainrig.attribution.forgetting.certificate_signature import sign
+
+        sign(b"", key)  # a key that cannot sign is refused before training, not after it
     request = read_request(urls or (), documents or ())
+    if near_duplicates is not None:
+        from trainrig.attribution.forgetting.copied_pages import add_copies
+        from trainrig.attribution.forgetting.forget_plan import list_token_inputs
+
+        request = add_copies(request, near_duplicates, list_token_inputs(run))
     found = plan_forgetting(run, request, instance, search or (), out)
     if plan or not found.pages:
         print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))
@@ -126,11 +160,23 @@ def forget(
             f"first that learned from a page, so all {found.replay.last:,} updates are made again "
             f"({describe_cost(found)}); add --yes to do that"
         )
-    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
-
     if not as_json:
         print("\n".join(describe_plan(found)), flush=True)
-    certificate = take_back(found, out, workers, children)
+    _take_back(found, out, workers, children, key, as_json)
+
+
+def _take_back(
+    plan: "ForgetPlan",
+    out: str,
+    workers: int | None,
+    children: bool,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Train the run of `plan`, and print the path of its certificate, or the certificate."""
+    from trainrig.attribution.forgetting.forget_stage import CERTIFICATE, take_back
+
+    certificate = take_back(plan, out, workers, children, key)
     written = f"{certificate.run}/{CERTIFICATE}"
     if as_json:
         print(json.dumps({**certificate.model_dump(mode="json"), "certificate": written}))
@@ -138,10 +184,10 @@ def forget(
         print(written)
 
 
-def _check(run: str, against: str | None, as_json: bool) -> None:
+def _check(run: str, against: str | None, key: str | None, as_json: bool) -> None:
     from trainrig.attribution.forgetting.forget_stage import check_certificate
 
-    lines = list(check_certificate(run, against))
+    lines = list(check_certificate(run, against, key))
     print(json.dumps({"run": run, "checks": lines}) if as_json else "\n".join(lines))
 
 
