@@ -10,7 +10,7 @@ lengths cost one run and the decays of the others.
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainrig import manifest, storage
@@ -68,6 +68,8 @@ class Trial:
     warmup: int  # warmup steps
     lengths: tuple[TrialLength, ...]  # runs, in ascending order of steps; the last one is the trunk
     place: str = TRIALS  # parent of the trial's folder, below the sweep's folder
+    # share of each source in the samples; None: the sweep's `batches.weights`
+    weights: Mapping[str, float] | None = None
 
     @property
     def trunk(self) -> TrialLength:
@@ -278,13 +280,16 @@ def build_run_file(
         measured = list_rungs(sweep.search.scheduler, length.steps)[0]
     elif sweep.along and is_trunk:
         measured = max(1, length.steps // (sweep.along + 1))
+    batches = rows.build_batch_settings(trial.batch, micro, trial.seed)
+    if trial.weights is not None:
+        batches = batches.model_copy(update={"weights": dict(trial.weights)})
     return Pretraining(
         tokens=sweep.tokens,
         output=name_run_folder(sweep, trial, length),
         cache=sweep.cache,
         model=trial.ladder_model.model,
         objective=sweep.objective,
-        batches=rows.build_batch_settings(trial.batch, micro, trial.seed),
+        batches=batches,
         training=Training(
             steps=length.steps,
             seed=trial.seed,
