@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -9,14 +10,20 @@ from trainrig.config import Field, Settings, suggest_choice
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_formats import format_loss
-from trainrig.scaling.mixture.mixture_regression import MeanProcess
+from trainrig.scaling.mixture.confirmation_record import Confirmation
+from trainrig.scaling.mixture.mixture_regression import MeanRegression
 from trainrig.scaling.mixture.mixture_runs import Array
 
+# "RegMix" is a Gaussian process for each target, in place of the gradient boosting of
+# arXiv:2407.01492; "MixingLaw" is form M4 of arXiv:2403.16952.
+Method = Literal["RegMix", "MixingLaw"]
 # Range of the Dirichlet distribution's total concentration: from nearly one source alone to nearly
 # the average run.
 CONCENTRATION = (1.0, 100.0)
 CHUNK = 10_000  # mixtures predicted at a time, which takes 40 MB against 512 runs
 LEVEL = 0.95  # probability that an interval covers
+# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
+DECIMALS = 4
 DRAWS_OF_TWO = 4000  # number of functions drawn at two mixtures, where draws are cheap
 
 
@@ -69,7 +76,9 @@ class Proposal:
     gain_interval: tuple[float, float]
 
 
-def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Array) -> Proposal:
+def propose(
+    regression: MeanRegression, runs: Array, search: MixtureSearch, limits: Array
+) -> Proposal:
     """Propose the average of the best mixtures, with intervals.
 
     `search.candidates` mixtures are drawn around the average of `runs` [R, S] and kept within
@@ -80,17 +89,17 @@ def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Ar
     mixtures = limit_shares(draw_mixtures(average, search.candidates, generator), limits)
     expected = np.concatenate(
         [
-            process.expect(mixtures[begin : begin + CHUNK])
+            regression.expect(mixtures[begin : begin + CHUNK])
             for begin in range(0, len(mixtures), CHUNK)
         ]
     )
     shares = mixtures[np.argpartition(expected, search.best)[: search.best]].mean(axis=0)
-    finalists = _select_finalists(process, mixtures, expected, search.finalists)
-    moved = _average_best_by_draw(process, finalists, search, generator)
+    finalists = _select_finalists(regression, mixtures, expected, search.finalists)
+    moved = _average_best_by_draw(regression, finalists, search, generator)
     low, high = _compute_interval(moved)
     both = np.stack([shares, average])
-    losses = process.expect(both)
-    under_draws = process.draw(both, DRAWS_OF_TWO, generator)
+    losses = regression.expect(both)
+    under_draws = regression.draw(both, DRAWS_OF_TWO, generator)
     gains = under_draws[:, 1] - under_draws[:, 0]
     return Proposal(
         shares=shares,
@@ -127,6 +136,13 @@ def draw_mixtures(centre: Array, count: int, generator: np.random.Generator) -> 
     return np.asarray(gammas / gammas.sum(axis=1, keepdims=True))
 
 
+def round_shares(shares: Array) -> Array:
+    """Return `shares` [S], rounded; the largest one takes the remainder, so that they sum to 1."""
+    rounded = shares.round(DECIMALS)
+    rounded[rounded.argmax()] += 1 - rounded.sum()
+    return np.asarray(rounded.round(DECIMALS))
+
+
 def limit_shares(mixtures: Array, limits: Array) -> Array:
     """Return `mixtures` with no share above its limit.
 
@@ -144,22 +160,27 @@ def limit_shares(mixtures: Array, limits: Array) -> Array:
     return np.asarray(cut)
 
 
-def _select_finalists(process: MeanProcess, mixtures: Array, expected: Array, count: int) -> Array:
+def _select_finalists(
+    regression: MeanRegression, mixtures: Array, expected: Array, count: int
+) -> Array:
     """Return the `count` mixtures that are lowest at the low end of their error bars.
 
     They are chosen from the 4 x `count` mixtures of lowest expected loss, because error bars are
     costly.
     """
     few = np.argsort(expected, kind="stable")[: 4 * count]
-    losses, deviations = process.predict(mixtures[few])
+    losses, deviations = regression.predict(mixtures[few])
     return np.asarray(mixtures[few[np.argsort(losses - 2 * deviations, kind="stable")[:count]]])
 
 
 def _average_best_by_draw(
-    process: MeanProcess, finalists: Array, search: MixtureSearch, generator: np.random.Generator
+    regression: MeanRegression,
+    finalists: Array,
+    search: MixtureSearch,
+    generator: np.random.Generator,
 ) -> Array:
     """Return the average of the best finalists [P, S] under each drawn function."""
-    functions = process.draw(finalists, search.draws, generator)
+    functions = regression.draw(finalists, search.draws, generator)
     best = min(search.best, len(finalists) // 10)
     chosen = np.argpartition(functions, best, axis=1)[:, :best]
     return np.asarray(finalists[chosen].mean(axis=1))
@@ -191,7 +212,10 @@ class MixtureRecord(Settings):
     """Contents of `mixture.json`."""
 
     format: int = 1
+    method: Method = "RegMix"  # regression that proposed the mixture
     targets: tuple[str, ...]
+    # weight of each target in the loss; empty: all weigh the same
+    target_weights: Mapping[str, float] = Field({})
     runs: int
     runs_left_out: int  # number of runs that only one of the two files has
     weights: tuple[SourceShare, ...]
@@ -202,12 +226,16 @@ class MixtureRecord(Settings):
     gain_interval: Interval
     lowest_measured: float  # lowest loss of a fitted run, which includes noise and chance
     law_loss: float  # loss of the proposal that the mixing laws expect
+    process_loss: float  # loss of the proposal that the Gaussian processes expect
+    noise: float  # standard deviation of one run's loss around the regression, in nats per token
     scores: tuple[RegressionScore, ...]
     # rank correlation on the held-out runs, for each target
     by_target: Mapping[str, float] = Field({})
     search: MixtureSearch
     made_by: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    # losses measured on the proposed mixture; None: it was not trained
+    confirmation: Confirmation | None = None
 
 
 def format_loss_interval(interval: Interval) -> str:
@@ -221,7 +249,7 @@ SHARED = 0.7  # share of the error above which a shift common to all runs explai
 
 
 def choose_score(record: MixtureRecord) -> RegressionScore:
-    """Return the score of the Gaussian processes, on held-out runs if there are any."""
+    """Return the score of the regression that proposed, on held-out runs if there are any."""
     held = (score for score in record.scores if "held-out" in score.judged_on)
     return next(held, record.scores[0])
 
