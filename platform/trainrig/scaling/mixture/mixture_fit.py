@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,12 +12,11 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import collect_environment
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture import mixture_proposal, mixture_regression
+from trainrig.scaling.mixture.confirmation_record import Confirmation
 from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
 from trainrig.scaling.mixture.mixture_proposal import (
     LEVEL,
-    Method,
     MixtureRecord,
-    MixtureSearch,
     Proposal,
     RegressionScore,
     SourceShare,
@@ -34,6 +33,7 @@ from trainrig.scaling.mixture.mixture_regression import (
     PredictedLosses,
 )
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
+from trainrig.scaling.mixture.mixture_settings import Method, MixtureSearch
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
@@ -72,6 +72,11 @@ class MixtureResult:
     left_out: PredictedLosses
     held_out: PredictedLosses | None
     regression: MeanRegression
+
+    def with_confirmation(self, confirmation: Confirmation) -> "MixtureResult":
+        """Return the same result with the losses that were measured on the proposal."""
+        record = self.record.model_copy(update={"confirmation": confirmation})
+        return replace(self, record=record)
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:

@@ -2,21 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from trainrig.config import Field, Settings, suggest_choice
-from trainrig.errors import ConfigError
+from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_formats import format_loss
 from trainrig.scaling.mixture.confirmation_record import Confirmation
 from trainrig.scaling.mixture.mixture_regression import MeanRegression
 from trainrig.scaling.mixture.mixture_runs import Array
+from trainrig.scaling.mixture.mixture_settings import Method, MixtureSearch
 
-# "RegMix" is a Gaussian process for each target, in place of the gradient boosting of
-# arXiv:2407.01492; "MixingLaw" is form M4 of arXiv:2403.16952.
-Method = Literal["RegMix", "MixingLaw"]
 # Range of the Dirichlet distribution's total concentration: from nearly one source alone to nearly
 # the average run.
 CONCENTRATION = (1.0, 100.0)
@@ -25,36 +21,6 @@ LEVEL = 0.95  # probability that an interval covers
 # decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
 DECIMALS = 4
 DRAWS_OF_TWO = 4000  # number of functions drawn at two mixtures, where draws are cheap
-
-
-class MixtureSearch(Settings):
-    """Settings of the search for a mixture."""
-
-    candidates: int = Field(50_000, ge=10_000)  # number of mixtures drawn
-    best: int = Field(100, ge=1)  # number of best mixtures whose average is proposed, 100 in RegMix
-    finalists: int = Field(500, ge=100)  # candidates that may be best under a drawn function
-    draws: int = Field(200, ge=40)  # functions drawn for the intervals
-    # upper limit of a source's share, for sources with too few tokens
-    at_most: Mapping[str, float] = Field({})
-    seed: int = Field(0, ge=0)  # random seed of the draws
-
-    def compute_limits(self, sources: tuple[str, ...]) -> Array:
-        """Return the upper limit of each source's share, [S].
-
-        Raises ConfigError if a source does not exist, or if the limits cannot be met.
-        """
-        for source, share in self.at_most.items():
-            if source not in sources:
-                raise ConfigError(f"at most: no source '{source}'{suggest_choice(source, sources)}")
-            if not 0 <= share <= 1:
-                raise ConfigError(f"at most: {source} = {share:g}; choose a share from 0 to 1")
-        limits = np.array([self.at_most.get(source, 1.0) for source in sources])
-        if limits.sum() < 1:
-            raise ConfigError(
-                f"at most: the limits of all sources sum to {limits.sum():.4g}, and shares must "
-                "sum to 1; raise a limit"
-            )
-        return limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +90,18 @@ def _compute_ends(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def draw_mixtures(centre: Array, count: int, generator: np.random.Generator) -> Array:
+def draw_mixtures(
+    centre: Array,
+    count: int,
+    generator: np.random.Generator,
+    concentration: tuple[float, float] = CONCENTRATION,
+) -> Array:
     """Return `count` Dirichlet mixtures around `centre`, [count, S].
 
-    Some of them are close to `centre`, others consist of few sources.
+    Some of them are close to `centre`, others consist of few sources. The total concentration is
+    drawn from the range `concentration`.
     """
-    low, high = np.log(CONCENTRATION)
+    low, high = np.log(concentration)
     strength = np.exp(generator.uniform(low, high, count))
     gammas = generator.standard_gamma(strength[:, None] * np.maximum(centre, 1e-6))
     gammas += np.finfo(np.float64).tiny  # avoids division by 0, because all gamma draws may be 0

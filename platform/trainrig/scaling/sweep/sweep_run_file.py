@@ -227,6 +227,11 @@ class Trials(config.Settings):
     # Instance type of the table of hardware, whose price gives the cost of trials; None: no costs.
     instance: str | None = None
 
+    def request_resources(self) -> config.ResourceRequest:
+        """Return the least and the greatest number of trials at a time, with their resources."""
+        key = "trials.gpus" if self.gpus else "trials.cpus"
+        return config.ResourceRequest(1, self.at_once or 1, self.cpus, self.gpus, key)
+
 
 class Large(config.Settings):
     """Models that are too large for one process, each trained by a group of workers.
@@ -301,9 +306,7 @@ class Sweep(config.RunFile):
 
         No GPU is requested that the run file does not name.
         """
-        trials = self.trials
-        key = "trials.gpus" if trials.gpus else "trials.cpus"
-        return config.ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+        return self.trials.request_resources()
 
     @model_validator(mode="after")
     def _check_several_sizes(self) -> Self:
