@@ -14,8 +14,8 @@ from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.mixture.mixture_fit import MixtureFit
 from trainrig.scaling.mixture.mixture_page import write_mixture
-from trainrig.scaling.mixture.mixture_proposal import MixtureSearch
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
+from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.run_file.run_files import Pretraining
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
 from trainrig.scaling.mixture.mixture_proposal import (
-    MixtureSearch,
     draw_mixtures,
     limit_shares,
     propose,
 )
 from trainrig.scaling.mixture.mixture_regression import MeanProcess
+from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 
 SOURCES = ("web", "code", "books")
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)

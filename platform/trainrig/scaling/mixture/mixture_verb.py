@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from trainrig import command_line, config
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from trainrig.scaling.mixture.mixture_proposal import MixtureRecord
 
 
+OF_RUN_FILE = ("mixtures", "losses", "changes", "as_json")  # parameters that go with a run file
 RunStage = Callable[[str, Sequence[str] | None, bool], None]
 """Function that runs the stage of a run file with changes to it, and prints its manifest as JSON if
 the last argument is true."""
@@ -24,6 +24,7 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
     """Return the command, which passes a run file on to `run_stage` and fits two tables itself."""
 
     def mixture(
+        context: typer.Context,
         mixtures: Annotated[
             str,
             typer.Argument(
@@ -90,7 +91,7 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         options other than --set and --json are for tables; a run file has keys for them.
         """
         if losses is None:
-            _refuse_options()
+            _refuse_options(context)
             run_stage(mixtures, changes, as_json)
             return
         if changes:
@@ -115,20 +116,17 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
     return mixture
 
 
-def _refuse_options() -> None:
+def _refuse_options(context: typer.Context) -> None:
     """Raise ConfigError if the command line has an option that only tables allow."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
     for param in context.command.params:
         name = param.name or ""
-        if name in ("mixtures", "losses", "changes", "as_json"):
+        source = context.get_parameter_source(name)
+        if name in OF_RUN_FILE or source is None or source.name != "COMMANDLINE":
             continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(
-                f"{param.opts[0]}: is for two tables; with a run file, write it there, or give "
-                "LOSSES.csv after MIXTURES.csv"
-            )
+        raise ConfigError(
+            f"{param.opts[0]}: is for two tables; with a run file, write it there, or give "
+            "LOSSES.csv after MIXTURES.csv"
+        )
 
 
 def print_result(folder: str) -> None:
