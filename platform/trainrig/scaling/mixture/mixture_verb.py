@@ -135,8 +135,9 @@ def print_result(folder: str) -> None:
     from trainrig.scaling.mixture.mixture_fit import RECORD
     from trainrig.scaling.mixture.mixture_proposal import MixtureRecord
 
-    data = storage.read(storage.join(folder, RECORD))
-    print_record(MixtureRecord.model_validate_json(data), folder, as_json=False)
+    path = storage.join(folder, RECORD)
+    record = config.build(MixtureRecord, json.loads(storage.read(path)), path)
+    print_record(record, folder, as_json=False)
 
 
 def print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
