@@ -28,12 +28,12 @@ class ConfirmedMixture(Settings):
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the measured mean lies in the predicted interval."""
+        """True if the measured mean lies in the predicted interval."""
         return self.interval.contains(self.measured)
 
 
 class Difference(Settings):
-    """Measured loss of another mixture minus that of the proposed one, in nats per token."""
+    """Measured loss of another mixture minus the proposal's, in nats per token."""
 
     other: str
     gain: float
@@ -41,7 +41,7 @@ class Difference(Settings):
 
     @property
     def is_shown(self) -> bool:
-        """Whether the runs show that the proposal has the lower loss."""
+        """True if the runs show that the proposal has the lower loss."""
         return self.interval.low is not None and self.interval.low > 0
 
 

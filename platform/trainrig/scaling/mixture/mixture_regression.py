@@ -270,7 +270,7 @@ class MeanProcess:
         return float(self._combine_deviations(np.array(by_target)))
 
     def _combine_deviations(self, deviations: Array) -> Array:
-        """Return the deviations of the mean of all targets, from those of the targets [T, ...]."""
+        """Return the deviations of the mean of all targets, whose own are `deviations` [T, ...]."""
         by_cause = self.mixing.T @ deviations / len(self.processes)
         return np.asarray(np.sqrt((by_cause**2).sum(axis=0)))
 

@@ -37,7 +37,8 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         losses: Annotated[
             str | None,
             typer.Argument(
-                metavar="[LOSSES.csv]", help="CSV of the losses of those runs, which are fitted."
+                metavar="[LOSSES.csv]",
+                help="CSV of the losses of those runs, instead of a run file.",
             ),
         ] = None,
         changes: command_line.Changes = None,

@@ -104,7 +104,7 @@ class ProxyTrials:
         return given.model_copy(update={"at_most": limits})
 
     def list_drawn(self) -> list[Trial]:
-        """Return the trials on drawn mixtures; those of fewer runs are the first of more runs."""
+        """Return the trials on drawn mixtures; with more runs, the first trials stay the same."""
         return [
             self._build_trial(f"mix-{number:04}", self._draw(number), PROXIES, number)
             for number in range(self.run.proxy.runs)
