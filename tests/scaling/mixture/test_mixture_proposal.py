@@ -6,11 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.scaling.mixture.mixture_proposal import (
-    draw_mixtures,
-    limit_shares,
-    propose,
-)
+from trainrig.scaling.mixture.mixture_draws import draw_mixtures, limit_shares
+from trainrig.scaling.mixture.mixture_proposal import propose
 from trainrig.scaling.mixture.mixture_regression import MeanProcess
 from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 

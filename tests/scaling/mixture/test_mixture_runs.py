@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from trainrig.scaling.mixture.mixture_draws import count_needed_runs
 from trainrig.scaling.mixture.mixture_regression import MeanLaw, MeanProcess
-from trainrig.scaling.mixture.mixture_runs import MixtureRuns, count_needed_runs
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 
 
 def make_runs(noise: float = 0.0, count: int = 60) -> MixtureRuns:

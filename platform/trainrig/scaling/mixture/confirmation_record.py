@@ -8,8 +8,6 @@ from scipy import stats
 from trainrig.config import Settings
 from trainrig.scaling.laws.law import Interval
 
-PROPOSED, NATURAL, UNIFORM = "proposed", "natural", "uniform"
-
 
 class ConfirmedMixture(Settings):
     """Mixture that was trained with several seeds, which the fit did not see."""

@@ -14,6 +14,7 @@ from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture import mixture_proposal, mixture_regression
 from trainrig.scaling.mixture.confirmation_record import Confirmation
 from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
+from trainrig.scaling.mixture.mixture_draws import round_shares
 from trainrig.scaling.mixture.mixture_proposal import (
     LEVEL,
     MixtureRecord,
@@ -22,7 +23,6 @@ from trainrig.scaling.mixture.mixture_proposal import (
     SourceShare,
     format_loss_interval,
     propose,
-    round_shares,
 )
 from trainrig.scaling.mixture.mixture_regression import (
     GaussianProcess,

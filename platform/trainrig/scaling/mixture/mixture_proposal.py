@@ -9,17 +9,13 @@ from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_formats import format_loss
 from trainrig.scaling.mixture.confirmation_record import Confirmation
+from trainrig.scaling.mixture.mixture_draws import draw_mixtures, limit_shares
 from trainrig.scaling.mixture.mixture_regression import MeanRegression
 from trainrig.scaling.mixture.mixture_runs import Array
 from trainrig.scaling.mixture.mixture_settings import Method, MixtureSearch
 
-# Range of the Dirichlet distribution's total concentration: from nearly one source alone to nearly
-# the average run.
-CONCENTRATION = (1.0, 100.0)
 CHUNK = 10_000  # mixtures predicted at a time, which takes 40 MB against 512 runs
 LEVEL = 0.95  # probability that an interval covers
-# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
-DECIMALS = 4
 DRAWS_OF_TWO = 4000  # number of functions drawn at two mixtures, where draws are cheap
 
 
@@ -88,48 +84,6 @@ def _compute_interval(values: Array) -> tuple[Array, Array]:
 def _compute_ends(values: Array) -> tuple[float, float]:
     low, high = _compute_interval(values)
     return float(low), float(high)
-
-
-def draw_mixtures(
-    centre: Array,
-    count: int,
-    generator: np.random.Generator,
-    concentration: tuple[float, float] = CONCENTRATION,
-) -> Array:
-    """Return `count` Dirichlet mixtures around `centre`, [count, S].
-
-    Some of them are close to `centre`, others consist of few sources. The total concentration is
-    drawn from the range `concentration`.
-    """
-    low, high = np.log(concentration)
-    strength = np.exp(generator.uniform(low, high, count))
-    gammas = generator.standard_gamma(strength[:, None] * np.maximum(centre, 1e-6))
-    gammas += np.finfo(np.float64).tiny  # avoids division by 0, because all gamma draws may be 0
-    return np.asarray(gammas / gammas.sum(axis=1, keepdims=True))
-
-
-def round_shares(shares: Array) -> Array:
-    """Return `shares` [S], rounded; the largest one takes the remainder, so that they sum to 1."""
-    rounded = shares.round(DECIMALS)
-    rounded[rounded.argmax()] += 1 - rounded.sum()
-    return np.asarray(rounded.round(DECIMALS))
-
-
-def limit_shares(mixtures: Array, limits: Array) -> Array:
-    """Return `mixtures` with no share above its limit.
-
-    The excess of a share goes to the other sources, in proportion to their shares.
-    """
-    cut = mixtures
-    for _ in range(len(limits)):  # each round brings one more source to its limit, or ends the loop
-        over = cut >= limits
-        if not (cut > limits).any():
-            break
-        remainder = 1 - np.where(over, limits, 0).sum(axis=1, keepdims=True)
-        free = np.where(over, 0, np.maximum(cut, 1e-12))
-        total = free.sum(axis=1, keepdims=True)
-        cut = np.where(over, limits, free / np.where(total > 0, total, 1) * remainder)
-    return np.asarray(cut)
 
 
 def _select_finalists(

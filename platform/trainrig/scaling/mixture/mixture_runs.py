@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from trainrig.config import suggest_choice
 from trainrig.errors import DataError
 from trainrig.scaling.laws.runs_files import Csv, parse
+from trainrig.scaling.mixture.mixture_draws import count_needed_runs
 
 Array = NDArray[np.float64]
 ROUNDING = 0.02  # largest difference of a line's sum from 1, because shares are written rounded
@@ -93,11 +94,6 @@ class MixtureRuns:
                 f"{path}: {len(self)} runs of {len(self.sources)} sources; a regression needs "
                 f"{needed} or more, so train {needed - len(self)} more (RegMix: 512 for 17 sources)"
             )
-
-
-def count_needed_runs(sources: int) -> int:
-    """Return the fewest runs of a regression: twice the number of constants of a mixing law."""
-    return 2 * (sources + 1)
 
 
 def _split_columns(table: Csv) -> tuple[str, tuple[str, ...]]:

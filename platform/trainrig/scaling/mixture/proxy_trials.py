@@ -13,15 +13,15 @@ from trainrig import storage
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import MANIFEST
-from trainrig.scaling.mixture.confirmation_record import NATURAL, PROPOSED, UNIFORM
-from trainrig.scaling.mixture.mixture_proposal import (
+from trainrig.scaling.mixture.mixture_draws import (
     DECIMALS,
+    Array,
+    count_needed_runs,
     draw_mixtures,
     limit_shares,
     round_shares,
 )
 from trainrig.scaling.mixture.mixture_run_file import MixtureFinding
-from trainrig.scaling.mixture.mixture_runs import Array, count_needed_runs
 from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import Sweep
@@ -40,6 +40,7 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 CONCENTRATION = (1.0, 20.0)
 # Share that a limit stays below what the epochs of a source allow, for the rounding of weights.
 MARGIN = 1e-3
+PROPOSED, NATURAL, UNIFORM = "proposed", "natural", "uniform"  # the mixtures that are confirmed
 # First number of each random stream, so that the seeds of proxies and confirmations differ.
 DRAWS, PROXIES, CONFIRMATIONS = 0, 1, 2
 
