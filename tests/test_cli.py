@@ -400,7 +400,7 @@ fewest_steps = 4
 """,
     "mixture": """
 stage = "mixture"
-tokens = "{at}/tokens"
+tokens = "{at}/tokens-of-several"
 output = "{at}/mixture"
 
 [proxy]
