@@ -5,7 +5,9 @@ import pytest
 
 from trainrig.scaling.mixture import mixing_law_draws
 from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
+from trainrig.scaling.mixture.mixture_proposal import propose
 from trainrig.scaling.mixture.mixture_regression import MeanLaw
+from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 
 STEEPNESS = np.array([[-1.0, 0.5, 0.2], [0.4, -0.8, 0.3]])  # [T, S]
 NOISE = 0.02
@@ -42,6 +44,16 @@ def test_the_same_runs_give_the_same_laws(few_refits):
     first, again = (DrawnLaws.fit(*draw_runs(1)) for _ in range(2))
     at = np.full((1, 3), 1 / 3)
     assert [law.expect(at) for law in first.refitted] == [law.expect(at) for law in again.refitted]
+
+
+def test_the_interval_of_a_share_contains_the_proposed_share(few_refits):
+    """Laws are nearly certain that the third source should get nothing, which no draw quite is."""
+    generator = np.random.default_rng(2)
+    shares = generator.dirichlet((1.0, 1.0, 8.0), 40)
+    losses = compute_truth(shares) + generator.normal(0, 1e-4, (40, 2))
+    search = MixtureSearch(candidates=10_000, finalists=100, draws=40)
+    found = propose(DrawnLaws.fit(shares, losses), shares, search, np.ones(3))
+    assert (found.low <= found.shares).all() and (found.shares <= found.high).all()
 
 
 @pytest.mark.slow

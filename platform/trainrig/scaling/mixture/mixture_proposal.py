@@ -59,6 +59,9 @@ def propose(
     finalists = _select_finalists(regression, mixtures, expected, search.finalists)
     moved = _average_best_by_draw(regression, finalists, search, generator)
     low, high = _compute_interval(moved)
+    # The proposal averages more mixtures than there are finalists, so it may lie beyond all of them
+    # where a source should get next to nothing.
+    low, high = np.minimum(low, shares), np.maximum(high, shares)
     both = np.stack([shares, average])
     losses = regression.expect(both)
     under_draws = regression.draw(both, DRAWS_OF_TWO, generator)
