@@ -33,9 +33,15 @@ def test_the_interval_of_two_mixtures_is_that_of_students_test():
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ((3.5, 3.51), "the proposal is better than natural: lower by 0.5000"),
+        (
+            (3.5, 3.51),
+            "the proposal is better than natural, whose loss minus the proposal's is 0.5000",
+        ),
         ((3.0, 3.02), "the proposal is not better beyond the noise of seeds than natural"),
-        ((2.5, 2.51), "the proposal is worse than natural"),
+        (
+            (2.5, 2.51),
+            "the proposal is worse than natural, whose loss minus the proposal's is -0.5000",
+        ),
     ],
 )
 def test_the_text_claims_no_more_than_the_interval_shows(other, said):
@@ -45,3 +51,20 @@ def test_the_text_claims_no_more_than_the_interval_shows(other, said):
     assert any(line.startswith(said) for line in lines), lines
     assert lines[0] == "proposed: predicted 3.0000 [2.9000, 3.1000], measured 3.0050 nats per token"
     assert lines[1].endswith("outside the interval") == (np.mean(other) > 3.1 or other[0] < 2.9)
+
+
+@pytest.mark.parametrize(
+    ("other", "interval", "warned"),
+    [
+        ((3.5, 3.51), (2.9, 3.1), []),
+        ((3.0, 3.02), (2.9, 3.1), ["does not show a gain"]),
+        ((2.5, 2.51), (2.9, 3.1), ["worse than natural"]),
+        ((3.5, 3.51), (2.8, 2.9), ["is not in its predicted interval [2.8000, 2.9000]"]),
+    ],
+)
+def test_a_proposal_that_the_runs_do_not_confirm_has_a_warning(other, interval, warned):
+    proposed = confirm("proposed", 3.0, 3.01, interval=interval)
+    built = Confirmation.build([proposed, confirm("natural", *other)], 0.95)
+    warnings = list(built.find_warnings())
+    assert len(warnings) == len(warned)
+    assert all(words in warning for words, warning in zip(warned, warnings, strict=True))

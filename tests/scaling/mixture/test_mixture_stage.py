@@ -3,13 +3,16 @@
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trainrig import cli, config
+from trainrig.errors import DataError
 from trainrig.scaling.mixture import mixture_stage
 from trainrig.scaling.mixture.mixture_run_file import MixtureFinding
 from trainrig.scaling.mixture.mixture_stage import find_mixture
+from trainrig.scaling.mixture.proxy_trials import ProxyTrials
 from trainrig.train.pretrain import prepare
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
@@ -120,6 +123,7 @@ def test_pretraining_reads_the_weights_that_the_command_prints(
         (["run.toml", "--out", "mix"], "--out: is for two tables"),
         (["a.csv", "b.csv", "--set", "seed=1"], "--set: changes a run file, but two tables"),
         (["run.toml"], "run.toml: no such run file"),
+        (["shares.csv"], "shares.csv: is a table without its losses; give MIXTURES.csv LOSSES.csv"),
     ],
 )
 def test_options_of_the_other_form_are_refused(words, said, capsys, tmp_path, monkeypatch):
@@ -129,3 +133,52 @@ def test_options_of_the_other_form_are_refused(words, said, capsys, tmp_path, mo
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def plan_made_up(output: Path, sources: tuple[str, str], runs: int) -> ProxyTrials:
+    """Return a plan that has all that tables of its runs need: sources, shares and a folder."""
+    given = {
+        "tokens": "t",
+        "output": str(output),
+        "proxy": {"parameters": 6_000, "tokens": 1_500, "runs": runs},
+    }
+    run = config.build(MixtureFinding, given, "mixture.toml")
+    return ProxyTrials(run, run.build_sweep(), None, None, dict.fromkeys(sources, 0.5))
+
+
+def build_trials(sources: tuple[str, str], runs: int) -> list[SimpleNamespace]:
+    share = {number: (number + 1) / (runs + 1) for number in range(runs)}
+    return [
+        SimpleNamespace(name=f"mix-{n}", weights={sources[0]: share[n], sources[1]: 1 - share[n]})
+        for n in range(runs)
+    ]
+
+
+def test_sources_may_have_names_that_a_table_gives_a_meaning(tmp_path, monkeypatch):
+    sources = ("books (M)", "run")
+    planned = plan_made_up(tmp_path, sources, runs=6)
+    monkeypatch.setattr(mixture_stage, "_read_losses", lambda plan, trial: [2.0, 3.0])
+    runs = mixture_stage._collect_runs(planned, build_trials(sources, 6))
+    assert runs.sources == sources and len(runs) == 6 and runs.left_out == 0
+    assert runs.shares.sum(axis=1) == pytest.approx(1)
+    assert runs.losses.tolist() == [[2.0, 3.0]] * 6
+
+
+@pytest.mark.parametrize(("diverged", "refused"), [(1, False), (2, True), (7, True)])
+def test_diverged_runs_are_left_out_until_too_few_are_left(
+    tmp_path, monkeypatch, diverged, refused
+):
+    sources = ("books", "web")
+    planned = plan_made_up(tmp_path, sources, runs=7)
+    trials = build_trials(sources, 7)
+    lost = {trial.name for trial in trials[:diverged]}
+    monkeypatch.setattr(
+        mixture_stage, "_read_losses", lambda plan, t: None if t.name in lost else [2.0, 3.0]
+    )
+    if refused:
+        with pytest.raises(DataError, match=f"{diverged} of 7 runs diverged.* raise proxy.runs"):
+            mixture_stage._collect_runs(planned, trials)
+    else:
+        runs = mixture_stage._collect_runs(planned, trials)
+        assert (len(runs), runs.left_out) == (6, 1)
+    assert len((tmp_path / "losses.csv").read_text().splitlines()) == 8

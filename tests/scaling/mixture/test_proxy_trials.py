@@ -1,6 +1,7 @@
 """Plans of proxy runs: their draws, their limits, and input that cannot work."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -100,6 +101,16 @@ def test_check_counts_all_runs(make_finding):
         ({"confirm": 1}, "confirm: one seed says nothing about the noise"),
         ({"search": {"at_most": {"wob": 0.5}}}, "at most: no source 'wob'; did you mean 'web'"),
         ({"search": {"at_most": {"web": 0.5, "books": 0.4}}}, "limits of all sources sum to 0.9"),
+        ({"search": {"best": 50_000}}, "best: 50,000 of 50,000 candidates are not the best"),
+        ({"trials": {"instance": "any"}}, "trials.instance: the command counts no costs"),
+        (
+            {"proxy": {"parameters": 6_000, "tokens": 40, "runs": 6}},
+            "^proxy.tokens: 40 tokens .* too few .*; raise proxy.tokens, or lower",
+        ),
+        (
+            {"proxy": {"parameters": 6_000, "tokens": 1e9, "runs": 6}},
+            "^proxy.tokens: 1,000,000,000 tokens of one run, but batches.epochs = 4 passes",
+        ),
         ({"method": "MixingLaws"}, "method.*'MixingLaw'"),
         ({"batches": {"weights": {"web": 1}}}, "batches.weights: the command draws the weights"),
     ],
@@ -108,6 +119,28 @@ def test_input_that_cannot_work_is_refused_in_one_line(make_finding, changes, me
     with pytest.raises((ConfigError, DataError), match=message) as refused:
         ProxyTrials.plan(make_finding(**changes))
     assert "\n" not in str(refused.value)
+
+
+def test_epochs_that_just_suffice_for_no_mixture_are_explained(make_finding):
+    """A few rows of rounding are lacking, not a limit that the user has set."""
+    natural = ProxyTrials.plan(make_finding())
+    epochs = natural.base.trunk.tokens / natural.data.unique_tokens * 1.001
+    batches = {"sequence_length": 32, "micro_batch": 4, "epochs": epochs}
+    with pytest.raises(ConfigError, match=r"^proxy.tokens: 1,500 .*; set [\d,]+ or fewer") as told:
+        ProxyTrials.plan(make_finding(batches=batches))
+    most = int(re.search(r"set ([\d,]+) or", str(told.value))[1].replace(",", ""))
+    proxy = {"parameters": 6_000, "tokens": most, "runs": 6}
+    ProxyTrials.plan(make_finding(batches=batches, proxy=proxy, training={"fewest_steps": 2}))
+
+
+def test_the_limits_of_epochs_count_the_rows_that_pretraining_reads(make_finding, tmp_path):
+    """The id after the last position of a row is part of no other: 64 tokens are one row of 32."""
+    folder = write_tokens(tmp_path / "exact", web=(64_000, 90), books=(64, 90))
+    run = make_finding(tokens=folder)
+    base = ProxyTrials.plan(make_finding()).base
+    planned = ProxyTrials(run, run.build_sweep(), None, base, {"books": 0.001, "web": 0.999})
+    samples = base.trunk.steps * base.batch
+    assert planned.epoch_limits["books"] * samples <= 4 * 1
 
 
 def write_tokens(folder, **counts: tuple[int, int]) -> str:

@@ -1,6 +1,6 @@
 """Record of a confirmation: measured losses of mixtures beside the losses that were predicted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -30,7 +30,7 @@ class ConfirmedMixture(Settings):
         return self.interval.contains(self.measured)
 
 
-class Difference(Settings):
+class LossDifference(Settings):
     """Measured loss of another mixture minus the proposal's, in nats per token."""
 
     other: str
@@ -42,12 +42,29 @@ class Difference(Settings):
         """True if the runs show that the proposal has the lower loss."""
         return self.interval.low is not None and self.interval.low > 0
 
+    @property
+    def is_refuted(self) -> bool:
+        """True if the runs show that the proposal has the higher loss."""
+        return self.interval.high is not None and self.interval.high < 0
+
+    def describe(self) -> str:
+        """Return the result as a clause about the proposal."""
+        found = "not better beyond the noise of seeds than"
+        if self.is_shown:
+            found = "better than"
+        elif self.is_refuted:
+            found = "worse than"
+        return (
+            f"the proposal is {found} {self.other}, whose loss minus the proposal's is "
+            f"{self.gain:.4f} {_format(self.interval)} nats per token"
+        )
+
 
 class Confirmation(Settings):
     """Measured losses of the proposed mixture and of the mixtures that need no search."""
 
     mixtures: tuple[ConfirmedMixture, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[LossDifference, ...]
 
     @classmethod
     def build(cls, mixtures: Sequence[ConfirmedMixture], level: float) -> "Confirmation":
@@ -64,7 +81,7 @@ class Confirmation(Settings):
         return cls(
             mixtures=tuple(mixtures),
             differences=tuple(
-                Difference(
+                LossDifference(
                     other=other.name,
                     gain=(gain := other.measured - proposed.measured),
                     interval=Interval(low=gain - reach, high=gain + reach, level=level),
@@ -84,15 +101,23 @@ class Confirmation(Settings):
             f"{'' if mixture.is_predicted else ', outside the interval'}"
             for mixture in self.mixtures
         ]
+        return lines + [difference.describe() for difference in self.differences]
+
+    def find_warnings(self) -> Iterator[str]:
+        """Yield a warning for each mixture that the proposal did not beat, and for a wrong fit."""
         for difference in self.differences:
-            found = "better" if difference.is_shown else "not better beyond the noise of seeds"
-            if difference.interval.high is not None and difference.interval.high < 0:
-                found = "worse"
-            lines.append(
-                f"the proposal is {found} than {difference.other}: lower by "
-                f"{difference.gain:.4f} {_format(difference.interval)} nats per token"
+            if not difference.is_shown:
+                yield (
+                    f"The confirmation does not show a gain: {difference.describe()}. Train more "
+                    f"or longer proxy runs, or keep the {difference.other} weights."
+                )
+        proposed = self.mixtures[0]
+        if not proposed.is_predicted:
+            yield (
+                f"The proposal's measured loss, {proposed.measured:.4f} nats per token, is not in "
+                f"its predicted interval {_format(proposed.interval)}: the fit is too sure. Train "
+                "more proxy runs."
             )
-        return lines
 
 
 def _format(interval: Interval) -> str:

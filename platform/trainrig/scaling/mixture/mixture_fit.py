@@ -75,7 +75,9 @@ class MixtureResult:
 
     def with_confirmation(self, confirmation: Confirmation) -> "MixtureResult":
         """Return the same result with the losses that were measured on the proposal."""
-        record = self.record.model_copy(update={"confirmation": confirmation})
+        warnings = (*confirmation.find_warnings(), *self.record.warnings)
+        changes = {"confirmation": confirmation, "warnings": warnings}
+        record = self.record.model_copy(update=changes)
         return replace(self, record=record)
 
 
@@ -85,7 +87,15 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     Raises ConfigError or DataError if the settings or the files do not allow a fit.
     """
     settings.check()
-    runs = _read_runs(settings, settings.mixtures, settings.losses)
+    return fit_runs(settings, _read_runs(settings, settings.mixtures, settings.losses))
+
+
+def fit_runs(settings: MixtureFit, runs: MixtureRuns) -> MixtureResult:
+    """Fit `runs`, the content of the two files of `settings`, and propose a mixture.
+
+    Their losses are already weighted by target. Raises ConfigError or DataError if the settings or
+    the runs do not allow a fit.
+    """
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
@@ -140,8 +150,10 @@ def format_section(record: MixtureRecord) -> str:
         f"token, the {kind} of {len(record.targets)} targets,",
         f"# by {record.runs} runs; {record.gain:.4f} "
         f"{format_loss_interval(record.gain_interval)} below the loss of their average mixture.",
-        "[batches.weights]",
     ]
+    if record.confirmation:
+        lines += [f"# Measured: {line}." for line in record.confirmation.describe()]
+    lines.append("[batches.weights]")
     lines += [
         f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
         for share in record.weights

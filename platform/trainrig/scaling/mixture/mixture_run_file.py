@@ -29,6 +29,8 @@ class ProxySweep(Sweep):
     """Sweep of models of one size, which differ in their mixtures."""
 
     fits_sizes: ClassVar[bool] = False
+    points_key: ClassVar[str] = "proxy.tokens"
+    remedy_if_short: ClassVar[str] = "raise proxy.tokens"
 
 
 class Proxy(config.Settings):
@@ -129,6 +131,10 @@ class MixtureFinding(config.RunFile):
         if self.batches.weights is not None:
             raise ValueError(
                 "batches.weights: the command draws the weights of each run; leave them out"
+            )
+        if self.trials.instance is not None:
+            raise ValueError(
+                "trials.instance: the command counts no costs of its runs; leave the key out"
             )
         self.build_sweep()  # raises the errors of a sweep's settings
         return self

@@ -1,10 +1,12 @@
 """Settings of the regression and of the search for a mixture, which need no scipy to be read."""
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from trainrig.config import Field, Settings, suggest_choice
 from trainrig.errors import ConfigError
@@ -12,6 +14,8 @@ from trainrig.errors import ConfigError
 # "RegMix" is a Gaussian process for each target, in place of the gradient boosting of
 # arXiv:2407.01492; "MixingLaw" is form M4 of arXiv:2403.16952.
 Method = Literal["RegMix", "MixingLaw"]
+# Share that limits may lack in all: sums of decimals such as 0.06 + 0.57 + 0.37 are a bit below 1.
+LACKING = 1e-9
 
 
 class MixtureSearch(Settings):
@@ -25,6 +29,15 @@ class MixtureSearch(Settings):
     at_most: Mapping[str, float] = Field({})
     seed: int = Field(0, ge=0)  # random seed of the draws
 
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        if self.best >= self.candidates:
+            raise ValueError(
+                f"best: {self.best:,} of {self.candidates:,} candidates are not the best ones; set "
+                "fewer, such as 100"
+            )
+        return self
+
     def compute_limits(self, sources: tuple[str, ...]) -> NDArray[np.float64]:
         """Return the upper limit of each source's share, [S].
 
@@ -36,9 +49,10 @@ class MixtureSearch(Settings):
             if not 0 <= share <= 1:
                 raise ConfigError(f"at most: {source} = {share:g}; choose a share from 0 to 1")
         limits = np.array([self.at_most.get(source, 1.0) for source in sources])
-        if limits.sum() < 1:
+        total = math.fsum(limits)
+        if total < 1 - LACKING:
             raise ConfigError(
-                f"at most: the limits of all sources sum to {limits.sum():.4g}, and shares must "
+                f"at most: the limits of all sources sum to {total:.4g}, and shares must "
                 "sum to 1; raise a limit"
             )
         return limits

@@ -19,10 +19,12 @@ from trainrig.manifest import Manifest
 from trainrig.processes import lease
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture.confirmation_record import Confirmation, ConfirmedMixture
-from trainrig.scaling.mixture.mixture_fit import MixtureFit, MixtureResult, fit_mixture
+from trainrig.scaling.mixture.mixture_draws import count_needed_runs
+from trainrig.scaling.mixture.mixture_fit import MixtureFit, MixtureResult, fit_runs
 from trainrig.scaling.mixture.mixture_page import write_result
 from trainrig.scaling.mixture.mixture_proposal import LEVEL, MixtureRecord
 from trainrig.scaling.mixture.mixture_run_file import MixtureFinding
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 from trainrig.scaling.mixture.proxy_trials import ProxyTrials
 from trainrig.scaling.sweep.ray_tune import connect_for_trials
 from trainrig.scaling.sweep.sweep import SweepDriver
@@ -51,16 +53,16 @@ def find_mixture(run: MixtureFinding, show: Show = lambda done, of, rows: None) 
         driver = SweepDriver(stage, planned.sweep, planned.data, show)
         drawn = planned.list_drawn()
         driver.train(drawn)
-        _write_tables(planned, drawn)
+        runs = _collect_runs(planned, drawn)
         settings = MixtureFit(
             mixtures=storage.join(run.output, SHARES),
             losses=storage.join(run.output, LOSSES),
             targets=tuple(planned.targets),
-            target_weights=planned.targets,
+            target_weights=planned.targets if run.targets else {},
             method=run.method,
             search=planned.search,
         )
-        result = fit_mixture(settings)
+        result = fit_runs(settings, runs.weigh_targets(planned.targets))
         if run.confirm:
             result = result.with_confirmation(_confirm(planned, result, driver))
         names = [SHARES, LOSSES, *write_result(settings, result, run.output)]
@@ -68,17 +70,40 @@ def find_mixture(run: MixtureFinding, show: Show = lambda done, of, rows: None) 
         return stage.finish(_summarise(result.record), files, driver.sum_cost())
 
 
-def _write_tables(planned: ProxyTrials, drawn: Sequence[Trial]) -> None:
-    """Write the shares and the held-out losses of the runs; a diverged run has empty losses."""
+def _collect_runs(planned: ProxyTrials, drawn: Sequence[Trial]) -> MixtureRuns:
+    """Return the runs that did not diverge, and write the tables of the runs.
+
+    A diverged run has empty losses in its table. The tables are not read again, because a reader of
+    tables gives some names of sources a meaning, such as `run` and `books (M)`. Raises DataError if
+    too few runs are left.
+    """
     shares: list[list[Any]] = [["run", *planned.sources]]
     losses: list[list[Any]] = [["run", *planned.targets]]
+    fitted: list[tuple[list[float], list[float]]] = []
     for trial in drawn:
         assert trial.weights is not None
-        shares.append([trial.name, *trial.weights.values()])
-        found: Sequence[Any] = _read_losses(planned, trial) or [""] * len(planned.targets)
-        losses.append([trial.name, *found])
+        weights = list(trial.weights.values())
+        found = _read_losses(planned, trial)
+        shares.append([trial.name, *weights])
+        losses.append([trial.name, *(found or [""] * len(planned.targets))])
+        if found:
+            fitted.append((weights, found))
     for name, rows in ((SHARES, shares), (LOSSES, losses)):
         storage.write(storage.join(planned.run.output, name), _format_csv(rows))
+    needed = count_needed_runs(len(planned.sources))
+    if len(fitted) < needed:
+        raise DataError(
+            f"{planned.run.output}: {len(drawn) - len(fitted)} of {len(drawn)} runs diverged, and "
+            f"a regression needs {needed} that did not; raise proxy.runs, or set a lower "
+            "rate_factor and another output"
+        )
+    return MixtureRuns(
+        sources=planned.sources,
+        targets=tuple(planned.targets),
+        shares=np.array([weights for weights, _ in fitted]),
+        losses=np.array([found for _, found in fitted]),
+        left_out=len(drawn) - len(fitted),
+    )
 
 
 def _format_csv(rows: Iterable[Sequence[Any]]) -> bytes:
@@ -125,7 +150,8 @@ def _measure(planned: ProxyTrials, trial: Trial) -> float:
     if losses is None:
         raise DataError(
             f"{name_run_folder(planned.sweep, trial, trial.trunk)}: a run of the confirmation "
-            "diverged; set a lower rate_factor and another output"
+            "diverged; set confirm = 0 for weights without a confirmation, or a lower rate_factor "
+            "and another output"
         )
     return float(np.dot(losses, list(planned.targets.values())))
 

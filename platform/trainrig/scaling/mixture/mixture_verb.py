@@ -93,6 +93,7 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         """
         if losses is None:
             _refuse_options(context)
+            _refuse_lone_table(mixtures)
             run_stage(mixtures, changes, as_json)
             return
         if changes:
@@ -127,6 +128,15 @@ def _refuse_options(context: typer.Context) -> None:
         raise ConfigError(
             f"{param.opts[0]}: is for two tables; with a run file, write it there, or give "
             "LOSSES.csv after MIXTURES.csv"
+        )
+
+
+def _refuse_lone_table(path: str) -> None:
+    """Raise ConfigError if `path` is a table of shares without a table of losses."""
+    if path.lower().endswith((".csv", ".tsv")):
+        raise ConfigError(
+            f"{path}: is a table without its losses; give MIXTURES.csv LOSSES.csv, or a run file "
+            "that ends in .toml"
         )
 
 

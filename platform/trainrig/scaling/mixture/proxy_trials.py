@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from trainrig.scaling.sweep.trials import (
     plan,
     read_sweep_tokens,
 )
+from trainrig.tokens.rows.packing import open_layout
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
 # Range of the total concentration of drawn mixtures, from nearly one source alone to close to the
@@ -66,6 +68,7 @@ class ProxyTrials:
         factors = RateBatchPair(run.rate_factor, run.batch_factor)
         (base,) = plan(sweep, list_design_points(sweep, data), data, factors)
         planned = cls(run, sweep, data, base, natural)
+        planned._check_epochs()
         planned.search.compute_limits(planned.sources)  # raises the errors of its limits
         return planned
 
@@ -87,10 +90,10 @@ class ProxyTrials:
         samples = self.base.trunk.steps * self.base.batch
         rows = self.run.batches
         shards = TokenShards.open(storage.join(self.run.tokens, TRAIN), self.run.cache)
+        layout = open_layout(rows.packing, shards, rows.sequence_length, self.run.cache)
         limits = {}
         for source in self.sources:
-            windows = shards.tokens(source) // rows.sequence_length
-            most = (rows.epochs * windows - 1) / samples - MARGIN
+            most = (rows.epochs * layout.windows(source) - 1) / samples - MARGIN
             limits[source] = round(min(max(most, 0.0), 1.0), DECIMALS)
         return limits
 
@@ -131,6 +134,12 @@ class ProxyTrials:
             NATURAL: self._fit_limits(np.array(list(self.natural.values()))),
             UNIFORM: self._fit_limits(uniform),
         }
+
+    def _check_epochs(self) -> None:
+        """Raise ConfigError if the epochs of all sources together do not suffice for a run."""
+        total = math.fsum(self.epoch_limits.values())
+        if total < 1:
+            raise _describe_epochs(self.run, total * self.base.trunk.tokens)
 
     def _draw(self, number: int) -> Shares:
         generator = np.random.default_rng([self.run.seed, DRAWS, number])
@@ -195,7 +204,17 @@ def _check_sources(run: MixtureFinding) -> Shares:
             f"{needed} or more (RegMix: 512 for 17 sources)"
         )
     total = sum(tokens.values())
+    if run.proxy.tokens > run.batches.epochs * total:
+        raise _describe_epochs(run, run.batches.epochs * total)
     return {source: count / total for source, count in tokens.items()}
+
+
+def _describe_epochs(run: MixtureFinding, most: float) -> ConfigError:
+    return ConfigError(
+        f"proxy.tokens: {run.proxy.tokens:,.0f} tokens of one run, but batches.epochs = "
+        f"{run.batches.epochs:g} passes over {run.tokens} give {most:,.0f}; set "
+        f"{0.95 * most:,.0f} or fewer, raise batches.epochs, or tokenize more text"
+    )
 
 
 def _check_tokens(

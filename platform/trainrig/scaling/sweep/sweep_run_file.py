@@ -255,6 +255,9 @@ class Sweep(config.RunFile):
     estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
     fits_sizes: ClassVar[bool] = True  # Whether a law in N is fitted, which needs several sizes
+    # Key of the run file that has the tokens of runs, and the remedy for a run of too few steps.
+    points_key: ClassVar[str] = "design"
+    remedy_if_short: ClassVar[str] = "leave out the point"
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, config.NOT_IDENTITY]  # folder that `trainrig tokenize` wrote

@@ -186,9 +186,10 @@ def _plan_trial(
         steps = round(tokens / (batch * length))
         if steps < settings.fewest_steps / 2:  # even the smallest batch leaves so few steps
             raise ConfigError(
-                f"design: {tokens:,.0f} tokens for {model.parameters:,} parameters are {steps} "
-                f"steps of {batch} x {length} tokens, too few for training.fewest_steps = "
-                f"{settings.fewest_steps}; leave out the point, or lower batches.sequence_length"
+                f"{sweep.points_key}: {tokens:,.0f} tokens for {model.parameters:,} parameters are "
+                f"{steps} steps of {batch} x {length} tokens, too few for training.fewest_steps = "
+                f"{settings.fewest_steps}; {sweep.remedy_if_short}, or lower "
+                "batches.sequence_length"
             )
         lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
@@ -252,8 +253,8 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
         return
     epochs, trial, length = max(beyond, key=lambda entry: entry[0])
     raise ConfigError(
-        f"design: {len(beyond)} of its points pass more than {allowed:g} times over the "
-        f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
+        f"{sweep.points_key}: {len(beyond)} of its points pass more than {allowed:g} times over "
+        f"the {data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
         f"{epochs:.1f} times ({length.tokens:,} tokens for "
         f"{trial.ladder_model.parameters:,} parameters). "
         "Repeated tokens teach less than new ones: leave out these points, tokenize more text, "
