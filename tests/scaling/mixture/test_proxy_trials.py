@@ -101,6 +101,7 @@ def test_check_counts_all_runs(make_finding):
         ({"confirm": 1}, "confirm: one seed says nothing about the noise"),
         ({"search": {"at_most": {"wob": 0.5}}}, "at most: no source 'wob'; did you mean 'web'"),
         ({"search": {"at_most": {"web": 0.5, "books": 0.4}}}, "limits of all sources sum to 0.9"),
+        ({"search": {"at_most": {"web": 20}}}, "at most: web = 20; choose a share from 0 to 1"),
         ({"search": {"best": 50_000}}, "best: 50,000 of 50,000 candidates are not the best"),
         ({"trials": {"instance": "any"}}, "trials.instance: the command counts no costs"),
         (

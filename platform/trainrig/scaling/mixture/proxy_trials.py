@@ -63,13 +63,14 @@ class ProxyTrials:
     def plan(cls, run: MixtureFinding) -> "ProxyTrials":
         """Read the tokens of `run` and plan its runs; raise InputError if they cannot work."""
         natural = _check_sources(run)
+        run.search.compute_limits(tuple(natural))  # raises the errors of the user's limits
         sweep = run.build_sweep()
         data = read_sweep_tokens(sweep)
         factors = RateBatchPair(run.rate_factor, run.batch_factor)
         (base,) = plan(sweep, list_design_points(sweep, data), data, factors)
         planned = cls(run, sweep, data, base, natural)
         planned._check_epochs()
-        planned.search.compute_limits(planned.sources)  # raises the errors of its limits
+        planned.search.compute_limits(planned.sources)  # raises the errors of limits with epochs
         return planned
 
     @property
