@@ -85,7 +85,8 @@ def _collect_runs(planned: ProxyTrials, drawn: Sequence[Trial]) -> MixtureRuns:
         weights = list(trial.weights.values())
         found = _read_losses(planned, trial)
         shares.append([trial.name, *weights])
-        losses.append([trial.name, *(found or [""] * len(planned.targets))])
+        cells: Sequence[Any] = found or [""] * len(planned.targets)
+        losses.append([trial.name, *cells])
         if found:
             fitted.append((weights, found))
     for name, rows in ((SHARES, shares), (LOSSES, losses)):
