@@ -152,7 +152,7 @@ def format_section(record: MixtureRecord) -> str:
         f"{format_loss_interval(record.gain_interval)} below the loss of their average mixture.",
     ]
     if record.confirmation:
-        lines += [f"# Measured: {line}." for line in record.confirmation.describe()]
+        lines += [f"# {line}." for line in record.confirmation.describe()]
     lines.append("[batches.weights]")
     lines += [
         f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
