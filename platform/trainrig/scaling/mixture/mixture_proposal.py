@@ -174,6 +174,9 @@ def format_loss_interval(interval: Interval) -> str:
 
 ORDERED = 0.9  # rank correlation below which the best of many mixtures may be best by chance
 EXPLAINED = 0.5  # share of the baseline's error above which losses are not usefully predicted
+# Runs for each source below which intervals are too narrow. With 3 sources and simulated losses,
+# 95% intervals held the loss of a new mixture in 53% of cases by 8 runs, and in 93% by 24.
+ENOUGH_RUNS = 8
 SHARED = 0.7  # share of the error above which a shift common to all runs explains it
 
 
@@ -197,6 +200,12 @@ def find_warnings(record: MixtureRecord) -> Iterator[str]:
         yield (
             f"The rank correlation of new mixtures is only {score.rank_correlation:.4f} on "
             f"{score.judged_on}, so the best of many may be best by chance. Train more runs."
+        )
+    enough = ENOUGH_RUNS * len(record.weights)
+    if record.runs < enough:
+        yield (
+            f"Only {record.runs} runs of {len(record.weights)} sources: below about {enough} runs, "
+            "intervals are too narrow. Train more runs."
         )
     if not record.loss_interval.contains(record.loss):
         yield (
