@@ -69,8 +69,11 @@ def test_an_interrupted_search_goes_on_and_ends_as_one_with_two_runs_at_a_time(
     two = make_finding("two", trials={"cpus": 0.5, "at_once": 2}, confirm=0)
     find_mixture(two, show=lambda done, of, rows: shown.append((done, of)))
     assert (6, 6) in shown and shown[-1] == (6, 6)
-    for name in ("shares.csv", "losses.csv", "mixture.toml"):
+    for name in ("shares.csv", "losses.csv"):
         assert Path(one.output, name).read_bytes() == Path(two.output, name).read_bytes(), name
+    assert read_weights(one) == read_weights(two)
+    text = Path(one.output, "mixture.toml").read_text()
+    assert "# natural: predicted" in text and "measured" in text
     record = json.loads(Path(one.output, "mixture.json").read_text())
     assert record["target_weights"] == {"books": 0.7, "web": 0.3}
     names = [mixture["name"] for mixture in record["confirmation"]["mixtures"]]
