@@ -398,6 +398,22 @@ sequence_length = 32
 [training]
 fewest_steps = 4
 """,
+    "mixture": """
+stage = "mixture"
+tokens = "{at}/tokens-of-several"
+output = "{at}/mixture"
+
+[proxy]
+parameters = 6_000
+tokens = 2_000
+runs = 8
+
+[batches]
+sequence_length = 32
+
+[training]
+fewest_steps = 4
+""",
 }
 
 

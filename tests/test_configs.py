@@ -78,7 +78,7 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     for path in RUN_FILES:
         stems[path.parent.name].add(path.stem)
     assert stems["quickstart"] == {*VERBS, PageMaking.verb, "pairs", "dpo"} - {
-        *("embed", "rl", "score", "teacher", "sample", "constitutional")
+        *("embed", "rl", "score", "teacher", "sample", "constitutional", "mixture")
     }
     assert stems["preferences"] == {"conversations", "posttrain", "score"}
     assert all(name in stems[verb.example] for name, verb in VERBS.items())
@@ -99,6 +99,7 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     }
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
+    assert stems["mixture"] == {"mixture"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

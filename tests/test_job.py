@@ -400,5 +400,5 @@ def test_only_resumable_verbs_say_that_they_resume() -> None:
     assert resuming == {
         *("curate", "tokenize", "conversations", "pretrain", "posttrain", "rl", "score"),
         *("evaluate", "sweep", "teacher", "sample", "constitutional", "embed"),
-        "index",
+        *("index", "mixture"),
     }

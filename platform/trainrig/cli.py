@@ -29,7 +29,7 @@ from trainrig.posttrain.huggingface.huggingface_verbs import export, import_fold
 from trainrig.projects import project_verbs
 from trainrig.runs import run_verbs
 from trainrig.scaling.fit.fit_options import fit
-from trainrig.scaling.mixture.mixture_verb import mixture
+from trainrig.scaling.mixture.mixture_verb import build_mixture_command, print_result
 from trainrig.scaling.plan.plan_options import plan, predict
 from trainrig.tokens.tokens_verbs import tokens_app
 from trainrig.verbs import VERBS, suggest_verb
@@ -228,7 +228,8 @@ def _do(
     changes: Sequence[str] | None,
     as_json: bool,
     notify: str | None = None,
-) -> None:
+) -> str:
+    """Run the stage of a run file, print its manifest if it is wanted, and return its output."""
     from trainrig.terminal import Terminal, show
     from trainrig.train.run.alarms import notify_to
 
@@ -241,6 +242,7 @@ def _do(
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
         print(json.dumps(manifest.to_figures(run.output)))
+    return run.output
 
 
 def _add(name: str, verb: VerbEntry) -> None:
@@ -269,7 +271,8 @@ def _add(name: str, verb: VerbEntry) -> None:
 
 
 for _name, _verb in VERBS.items():
-    _add(_name, _verb)
+    if _name != "mixture":  # takes tables, too
+        _add(_name, _verb)
 
 
 @command_line.command(app, command_line.START, "trainrig schema pretrain > pretrain.schema.json")
@@ -377,9 +380,20 @@ command_line.command(
 command_line.command(
     app, command_line.SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B"
 )(predict)
-command_line.command(app, command_line.SCALING, "trainrig mixture shares.csv losses.csv --out mix")(
-    mixture
-)
+
+
+def _find_mixture(run_file: str, changes: Sequence[str] | None, as_json: bool) -> None:
+    output = _do("mixture", run_file, changes, as_json)
+    if not as_json:
+        print_result(output)
+
+
+command_line.command(
+    app,
+    command_line.SCALING,
+    RUNS.format("mixture", "mixture"),
+    "trainrig mixture shares.csv losses.csv --out mix",
+)(build_mixture_command(_find_mixture))
 SUBMIT = "trainrig submit pretrain run.toml --address http://127.0.0.1:8265 --max-cost 500"
 command_line.command(app, command_line.CLUSTERS, SUBMIT)(launch_verbs.submit)
 command_line.command(app, command_line.CLUSTERS, "trainrig jobs --home s3://bucket/home")(

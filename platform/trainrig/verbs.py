@@ -177,4 +177,11 @@ VERBS = {
         "scaling",
         "Train many small models, to fit scaling laws; run it again to continue after a stop.",
     ),
+    "mixture": Verb(
+        "trainrig.scaling.mixture.mixture_stage:find_mixture",
+        "trainrig.scaling.mixture.mixture_run_file:MixtureFinding",
+        "scaling",
+        "Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws).",
+        example="mixture",
+    ),
 }

@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
     *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "embed"),
-    *("export", "sweep", "teacher", "sample", "constitutional", "index"),
+    *("export", "sweep", "mixture", "teacher", "sample", "constitutional", "index"),
 )
 # These have Ray workers, or map splits over them; the others would use the same functions.
-ON_RAY = {"curate", "pretrain", "posttrain", "rl", "embed", "sweep"}
+ON_RAY = {"curate", "pretrain", "posttrain", "rl", "embed", "sweep", "mixture"}
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
     *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
@@ -314,6 +314,16 @@ def list_arguments(script: str, folder: Path) -> list[str]:
             "batches.sequence_length": "32",
             "training.fewest_steps": "4",
         },
+        "mixture": {
+            "tokens": at["tokens"],
+            "output": str(folder / "mixture"),
+            "proxy.parameters": "6000",
+            "proxy.tokens": "1500",
+            "proxy.runs": "6",
+            "batches.sequence_length": "32",
+            "training.fewest_steps": "4",
+            "confirm": "0",
+        },
         "teacher": {
             "checkpoint": at["tuned"],
             "conversations": str(folder / "conversations"),
@@ -351,7 +361,7 @@ def list_arguments(script: str, folder: Path) -> list[str]:
     run_file = {"tokens": "tokenize"}.get(script, script)
     folders = {"ngrams": "crawl", "classifier": "crawl", "rl": "reinforcement"}
     folders |= {"teacher": "distillation", "sample": "distillation", "embed": "encoder"}
-    folders |= {"constitutional": "constitutional"}
+    folders |= {"constitutional": "constitutional", "mixture": "mixture"}
     path = {**folders, "score": "preferences"}.get(script, "quickstart")
     given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
@@ -389,6 +399,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "embed": ("documents", 60),
         "export": ("step", 2),
         "sweep": ("points", 2),
+        "mixture": ("runs", 6),
         "teacher": ("conversations", 2 * len(WORDS)),
         "sample": ("samples", 2 * len(WORDS)),
         "constitutional": ("prompts", len(WORDS)),

@@ -18,7 +18,7 @@ OTHERS: dict[str, Callable[[str], list[str]]] = {
     "export": lambda out: ["export", "none", out],
     "import": lambda out: ["import", "none", out],
     "fit": lambda out: ["fit", "none", "--out", out],
-    "mixture": lambda out: ["mixture", "none", "none", "--out", out],
+    "mixture of tables": lambda out: ["mixture", "none", "none", "--out", out],
     "average": lambda out: ["average", "none", out, "--last", "2"],
     "report": lambda out: ["report", "none", "another", "--html", out],
     "compare": lambda out: ["compare", "none", "another", "--html", out],

@@ -14,8 +14,9 @@ from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.mixture.mixture_fit import MixtureFit
 from trainrig.scaling.mixture.mixture_page import write_mixture
-from trainrig.scaling.mixture.mixture_proposal import MixtureSearch
+from trainrig.scaling.mixture.mixture_proposal import find_warnings
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
+from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -146,6 +147,16 @@ def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
         fit_held_out(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
     )
     assert not any("not predicted" in one for one in good.warnings)
+
+
+def test_few_runs_of_many_sources_have_a_warning(tables, tmp_path):
+    record = write_mixture(
+        MixtureFit(mixtures=tables[0], losses=tables[1], search=QUICK), str(tmp_path / "out")
+    )
+    for runs, warned in ((8 * 3, False), (8 * 3 - 1, True)):
+        few = record.model_copy(update={"runs": runs, "weights": record.weights[:3]})
+        warnings = list(find_warnings(few))
+        assert any("below about 24 runs" in warning for warning in warnings) == warned
 
 
 @pytest.mark.slow

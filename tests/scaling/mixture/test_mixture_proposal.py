@@ -6,13 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.scaling.mixture.mixture_proposal import (
-    MixtureSearch,
-    draw_mixtures,
-    limit_shares,
-    propose,
-)
+from trainrig.scaling.mixture.mixture_draws import draw_mixtures, limit_shares
+from trainrig.scaling.mixture.mixture_proposal import propose
 from trainrig.scaling.mixture.mixture_regression import MeanProcess
+from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 
 SOURCES = ("web", "code", "books")
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
@@ -98,3 +95,20 @@ def test_drawn_mixtures_lie_around_the_centre():
 def test_limits_that_cannot_be_are_refused(at_most, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         MixtureSearch(at_most=at_most).compute_limits(SOURCES)
+
+
+@given(st.integers(1, 98), st.integers(1, 98))
+def test_limits_whose_decimals_sum_to_one_are_accepted(web, code):
+    books = 100 - web - code
+    if books > 0:
+        limits = {"web": web / 100, "code": code / 100, "books": books / 100}
+        MixtureSearch(at_most=limits).compute_limits(SOURCES)
+        limits["books"] -= 0.001
+        with pytest.raises(ConfigError, match=r"sum to 0\.999"):
+            MixtureSearch(at_most=limits).compute_limits(SOURCES)
+
+
+def test_limits_that_a_sum_of_floats_calls_less_than_one_are_accepted():
+    limits = {"web": 0.06, "code": 0.57, "books": 0.37}
+    assert np.array(list(limits.values())).sum() < 1
+    MixtureSearch(at_most=limits).compute_limits(SOURCES)

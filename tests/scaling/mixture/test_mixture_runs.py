@@ -1,58 +1,48 @@
-"""DoReMi's update, against independently computed values."""
+"""Weighted targets of runs on mixtures, and the noise of one run."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support.doremi import DoReMi, compute_excess
 
-from trainrig.errors import DataError
-
-WEIGHTS = (0.25, 0.25, 0.5)
+from trainrig.scaling.mixture.mixture_draws import count_needed_runs
+from trainrig.scaling.mixture.mixture_regression import MeanLaw, MeanProcess
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "expected"),
-    [
-        (1e-4, (0.29601238, 0.21930000, 0.48468762)),
-        (1e-3, (0.29604597, 0.21940264, 0.48455139)),
-    ],
-)
-def test_a_step_gives_the_known_weights(smoothing, expected):
-    found = DoReMi(smoothing=smoothing).step(WEIGHTS, (0.3, 0.0, 0.1))
-    assert found == pytest.approx(expected, abs=1e-8)
+def make_runs(noise: float = 0.0, count: int = 60) -> MixtureRuns:
+    generator = np.random.default_rng(0)
+    shares = generator.dirichlet(np.ones(3), count)
+    losses = np.stack([3 - 0.5 * np.log(shares[:, i] + 0.05) for i in (0, 1)], axis=1)
+    losses += generator.normal(0, noise, losses.shape)
+    return MixtureRuns(("web", "code", "books"), ("web", "code"), shares, losses)
 
 
-def test_a_domain_that_the_proxy_knows_better_counts_as_no_excess():
-    rule = DoReMi()
-    assert (
-        rule.step(WEIGHTS, (0.3, -2.0, 0.1)).tolist() == rule.step(WEIGHTS, (0.3, 0, 0.1)).tolist()
-    )
+def test_the_mean_of_weighed_losses_is_the_weighted_mean():
+    runs = make_runs()
+    weighed = runs.weigh_targets({"code": 0.25, "web": 0.75})
+    by_hand = 0.75 * runs.losses[:, 0] + 0.25 * runs.losses[:, 1]
+    assert weighed.losses.mean(axis=1) == pytest.approx(by_hand)
+    equal = runs.weigh_targets({"web": 0.5, "code": 0.5})
+    assert equal.losses == pytest.approx(runs.losses)
 
 
-def test_the_result_is_the_mean_of_the_path_that_begins_even():
-    rule = DoReMi()
-    excesses = [(0.3, 0.0), (0.1, 0.2)]
-    first = rule.step((0.5, 0.5), excesses[0])
-    second = rule.step(first, excesses[1])
-    assert rule.compute_path(excesses).tolist() == [first.tolist(), second.tolist()]
-    assert rule.compute_weights(excesses) == pytest.approx((first + second) / 2)
+@pytest.mark.parametrize("regression", [MeanProcess, MeanLaw])
+def test_a_weighed_regression_is_the_weighted_mean_of_those_of_the_targets(regression):
+    runs = make_runs(0.01)
+    weighed = runs.weigh_targets({"web": 0.9, "code": 0.1})
+    alone = [regression.fit(runs.shares, runs.losses[:, [i]]).expect(runs.shares) for i in (0, 1)]
+    found = regression.fit(weighed.shares, weighed.losses).expect(runs.shares)
+    assert found == pytest.approx(0.9 * alone[0] + 0.1 * alone[1], abs=1e-3)
 
 
-@given(st.lists(st.floats(0, 1e4), min_size=2, max_size=6))
-def test_weights_sum_to_one_and_none_falls_below_its_even_part(excess):
-    found = DoReMi().step(np.full(len(excess), 1 / len(excess)), excess)
-    assert found.sum() == pytest.approx(1)
-    assert found.min() >= 1e-3 / len(excess) * (1 - 1e-9)
+def test_the_noise_of_a_mean_loss_is_that_of_its_targets_together():
+    apart = make_runs(0.05, 200)
+    # errors of two targets that are independent: the mean's error is smaller by the root of 2
+    found = MeanProcess.fit(apart.shares, apart.losses).noise
+    assert found == pytest.approx(0.05 / np.sqrt(2), rel=0.2)
+    (alone,) = MeanProcess.fit(apart.shares, apart.losses[:, [0]]).processes
+    one = MeanProcess.fit(apart.shares, apart.losses[:, [0]])
+    assert one.noise == pytest.approx(np.sqrt(alone.noise) * alone.spread, rel=1e-6)
 
 
-def test_excess_is_clipped_token_by_token():
-    found = compute_excess({"web": [2.0, 1.0]}, {"web": [1.0, 3.0]})
-    assert found == {"web": 0.5}
-
-
-def test_losses_of_different_tokens_are_refused():
-    with pytest.raises(DataError, match=r"'web'.*2 losses.*proxy and 1 of"):
-        compute_excess({"web": [2.0, 1.0]}, {"web": [1.0]})
-    with pytest.raises(DataError, match="not a finite number"):
-        DoReMi().step((0.5, 0.5), (float("nan"), 0))
+def test_a_regression_needs_twice_the_constants_of_a_mixing_law():
+    assert [count_needed_runs(sources) for sources in (2, 3, 17)] == [6, 8, 36]

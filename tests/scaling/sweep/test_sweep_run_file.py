@@ -1,21 +1,21 @@
 import pytest
 
 from trainrig import config
-from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.scaling.sweep.sweep_run_file import (
-    Design,
     DesignPoint,
     Grid,
     IsoFLOP,
     ModelShape,
     Points,
     Rays,
+    Sweep,
 )
 
 
-class Run(Settings):
-    design: Design
+def build_sweep(**design: object) -> Sweep:
+    given = {"stage": "sweep", "tokens": "t", "output": "o", "design": design}
+    return config.build(Sweep, given, "s")
 
 
 def make_model(parameters: float) -> ModelShape:
@@ -57,12 +57,12 @@ def test_points_are_those_that_were_given():
     design = Points(pairs=((200.0, 1e3), (100.0, 2e3), (200.0, 1e3)))
     assert design.list_points(make_model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
     with pytest.raises(ConfigError, match="one size of model"):
-        config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
+        build_sweep(kind="Points", pairs=[[100, 1e3], [100, 2e3]])
 
 
 def test_a_single_size_is_rejected_with_an_alternative():
     with pytest.raises(ConfigError, match="model, 100 parameters"):
-        config.build(Run, {"design": {"kind": "Grid", "parameters": [100], "tokens": [1e3]}}, "s")
+        build_sweep(kind="Grid", parameters=[100], tokens=[1e3])
 
 
 def test_a_design_without_a_point_is_refused():

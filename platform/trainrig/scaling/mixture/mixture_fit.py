@@ -1,7 +1,8 @@
 """Fit and judgement of a mixture proposal from runs on different mixtures."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,22 +12,31 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import collect_environment
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture import mixture_proposal, mixture_regression
+from trainrig.scaling.mixture.confirmation_record import Confirmation
+from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
+from trainrig.scaling.mixture.mixture_draws import round_shares
 from trainrig.scaling.mixture.mixture_proposal import (
     LEVEL,
     MixtureRecord,
-    MixtureSearch,
     Proposal,
     RegressionScore,
     SourceShare,
     format_loss_interval,
     propose,
 )
+from trainrig.scaling.mixture.mixture_regression import (
+    GaussianProcess,
+    MeanLaw,
+    MeanProcess,
+    MeanRegression,
+    MixingLaw,
+    PredictedLosses,
+)
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
+from trainrig.scaling.mixture.mixture_settings import Method, MixtureSearch
 from trainrig.train.run_file.run_files import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
-# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
-DECIMALS = 4
 
 
 class MixtureFit(Settings):
@@ -35,6 +45,9 @@ class MixtureFit(Settings):
     mixtures: str = Field(min_length=1)  # CSV with one line per run: the share of each source
     losses: str = Field(min_length=1)  # CSV with the same runs: the loss of each target
     targets: tuple[str, ...] = ()  # columns whose mean loss is minimised; empty: all columns
+    # weight of each of `targets`, with the sum 1; empty: all weigh the same
+    target_weights: Mapping[str, float] = Field({})
+    method: Method = "RegMix"  # regression that predicts losses
     # CSV with the mixtures of runs that the fit is judged on; they are not fitted
     held_out_mixtures: str | None = None
     held_out_losses: str | None = None
@@ -56,8 +69,16 @@ class MixtureResult:
 
     record: MixtureRecord
     # Losses of each fitted run, predicted from the other runs.
-    left_out: mixture_regression.PredictedLosses
-    held_out: mixture_regression.PredictedLosses | None
+    left_out: PredictedLosses
+    held_out: PredictedLosses | None
+    regression: MeanRegression
+
+    def with_confirmation(self, confirmation: Confirmation) -> "MixtureResult":
+        """Return the same result with the losses that were measured on the proposal."""
+        warnings = (*confirmation.find_warnings(), *self.record.warnings)
+        changes = {"confirmation": confirmation, "warnings": warnings}
+        record = self.record.model_copy(update=changes)
+        return replace(self, record=record)
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:
@@ -66,42 +87,39 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     Raises ConfigError or DataError if the settings or the files do not allow a fit.
     """
     settings.check()
-    runs = MixtureRuns.read(settings.mixtures, settings.losses).select_targets(settings.targets)
+    return fit_runs(settings, _read_runs(settings, settings.mixtures, settings.losses))
+
+
+def fit_runs(settings: MixtureFit, runs: MixtureRuns) -> MixtureResult:
+    """Fit `runs`, the content of the two files of `settings`, and propose a mixture.
+
+    Their losses are already weighted by target. Raises ConfigError or DataError if the settings or
+    the runs do not allow a fit.
+    """
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
     process = mixture_regression.MeanProcess.fit(runs.shares, runs.losses)
     law = mixture_regression.MeanLaw.fit(runs.shares, runs.losses)
-    left_out = mixture_regression.predict_left_out(process, runs.losses)
-    mean = float(runs.losses.mean())
-    in_folds = mixture_regression.cross_validate_law(runs.shares, runs.losses, settings.search.seed)
-    scores = [
-        _build_score("Gaussian processes", "runs left out one at a time", left_out, mean),
-        _build_score("mixing laws", "runs left out a fifth at a time", in_folds, mean),
-    ]
-    held_out = None
+    by_process = settings.method == "RegMix"
+    regression: MeanRegression = process if by_process else DrawnLaws.fit(runs.shares, runs.losses)
+    judged = _judge(settings, runs, others, process, law)
+    if not by_process:
+        judged = [judged[1], judged[0], *reversed(judged[2:])]
     by_target = {}
     if others is not None:
-        held_out = mixture_regression.PredictedLosses(
-            process.expect(others.shares), others.losses.mean(axis=1)
-        )
-        by_law = mixture_regression.PredictedLosses(
-            law.expect(others.shares), others.losses.mean(axis=1)
-        )
-        where = "the held-out runs"
-        scores += [_build_score("Gaussian processes", where, held_out, mean)]
-        scores += [_build_score("mixing laws", where, by_law, mean)]
+        parts: Sequence[GaussianProcess | MixingLaw] = process.processes if by_process else law.laws
         by_target = {
-            target: mixture_regression.PredictedLosses(
-                process_of_target.expect(others.shares), others.losses[:, column]
+            target: PredictedLosses(
+                part.expect(others.shares), others.losses[:, column]
             ).rank_correlation
-            for column, (target, process_of_target) in enumerate(
-                zip(runs.targets, process.processes, strict=True)
-            )
+            for column, (target, part) in enumerate(zip(runs.targets, parts, strict=True))
         }
-    found = propose(process, runs.shares, settings.search, limits)
+    found = propose(regression, runs.shares, settings.search, limits)
     record = MixtureRecord(
+        method=settings.method,
         targets=runs.targets,
+        target_weights=settings.target_weights,
         runs=len(runs),
         runs_left_out=runs.left_out,
         weights=_round_weights(runs, found),
@@ -112,24 +130,30 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         gain_interval=_build_interval(found.gain_interval),
         lowest_measured=float(runs.losses.mean(axis=1).min()),
         law_loss=float(law.expect(found.shares[None])[0]),
-        scores=tuple(scores),
+        process_loss=float(process.expect(found.shares[None])[0]),
+        noise=regression.noise,
+        scores=tuple(score for score, _ in judged),
         by_target=by_target,
         search=settings.search,
         made_by=collect_environment(),
     )
     record = record.model_copy(update={"warnings": tuple(mixture_proposal.find_warnings(record))})
-    return MixtureResult(record, left_out, held_out)
+    held_out = None if others is None else judged[2][1]
+    return MixtureResult(record, judged[0][1], held_out, regression)
 
 
 def format_section(record: MixtureRecord) -> str:
     """Return the weights as the `[batches.weights]` table of a run file of `trainrig pretrain`."""
+    kind = "weighted mean" if record.target_weights else "mean"
     lines = [
         f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
-        f"token, the mean of {len(record.targets)} targets,",
+        f"token, the {kind} of {len(record.targets)} targets,",
         f"# by {record.runs} runs; {record.gain:.4f} "
         f"{format_loss_interval(record.gain_interval)} below the loss of their average mixture.",
-        "[batches.weights]",
     ]
+    if record.confirmation:
+        lines += [f"# {line}." for line in record.confirmation.describe()]
+    lines.append("[batches.weights]")
     lines += [
         f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
         for share in record.weights
@@ -159,7 +183,7 @@ def _format_key(source: str) -> str:
 def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
     if settings.held_out_mixtures is None or settings.held_out_losses is None:
         return None
-    others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)
+    others = _read_runs(settings, settings.held_out_mixtures, settings.held_out_losses)
     if others.sources != runs.sources:
         differ = sorted(set(others.sources) ^ set(runs.sources))
         named = f" ({', '.join(differ[:3])})" if differ else " (in another order)"
@@ -167,11 +191,46 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
             f"{settings.held_out_mixtures}: its sources differ from the sources of "
             f"{settings.mixtures}{named}; give both files the same columns"
         )
-    return others.select_targets(runs.targets)
+    return others
+
+
+def _read_runs(settings: MixtureFit, mixtures: str, losses: str) -> MixtureRuns:
+    """Return the runs of two files, with the losses of the targets as they are weighed."""
+    runs = MixtureRuns.read(mixtures, losses).select_targets(settings.targets)
+    return runs.weigh_targets(settings.target_weights) if settings.target_weights else runs
+
+
+def _judge(
+    settings: MixtureFit,
+    runs: MixtureRuns,
+    others: MixtureRuns | None,
+    process: MeanProcess,
+    law: MeanLaw,
+) -> list[tuple[RegressionScore, PredictedLosses]]:
+    """Return the scores of the processes and the laws, on runs left out and on held-out runs."""
+    mean = float(runs.losses.mean())
+    seed = settings.search.seed
+    in_folds = mixture_regression.cross_validate_law(runs.shares, runs.losses, seed)
+    found = [
+        (
+            "Gaussian processes",
+            "runs left out one at a time",
+            mixture_regression.predict_left_out(process, runs.losses),
+        ),
+        ("mixing laws", "runs left out a fifth at a time", in_folds),
+    ]
+    if others is not None:
+        actual = others.losses.mean(axis=1)
+        where = "the held-out runs"
+        found += [
+            (name, where, PredictedLosses(regression.expect(others.shares), actual))
+            for name, regression in (("Gaussian processes", process), ("mixing laws", law))
+        ]
+    return [(_build_score(name, on, losses, mean), losses) for name, on, losses in found]
 
 
 def _build_score(
-    regression: str, judged_on: str, judged: mixture_regression.PredictedLosses, mean: float
+    regression: str, judged_on: str, judged: PredictedLosses, mean: float
 ) -> RegressionScore:
     return RegressionScore(
         regression=regression,
@@ -189,13 +248,11 @@ def _build_interval(ends: tuple[float, float]) -> Interval:
 
 
 def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
-    """Return the shares, rounded; the largest one takes the remainder, so that they sum to 1."""
-    rounded = found.shares.round(DECIMALS)
-    rounded[rounded.argmax()] += 1 - rounded.sum()
+    rounded = round_shares(found.shares)
     return tuple(
         SourceShare(
             source=source,
-            weight=float(rounded[index].round(DECIMALS)),
+            weight=float(rounded[index]),
             interval=_build_interval((float(found.low[index]), float(found.high[index]))),
             average=float(found.average_shares[index]),
         )

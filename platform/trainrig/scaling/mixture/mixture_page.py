@@ -51,9 +51,26 @@ def build_mixture_page(
             )
             for score in record.scores
         ],
+        confirmed=_list_confirmed(record),
         folder=folder,
         files={name: path for name, path in files.items() if path},
     )
+
+
+def _list_confirmed(record: mixture_proposal.MixtureRecord) -> list[tuple[str, ...]]:
+    """Return a row of text for each mixture of the confirmation."""
+    mixtures = record.confirmation.mixtures if record.confirmation else ()
+    return [
+        (
+            mixture.name,
+            ", ".join(f"{source} {share:.4f}" for source, share in mixture.weights.items()),
+            format_loss(mixture.predicted),
+            mixture_proposal.format_loss_interval(mixture.interval),
+            format_loss(mixture.measured),
+            ", ".join(format_loss(loss) for loss in mixture.losses),
+        )
+        for mixture in mixtures
+    ]
 
 
 def _draw_shares(record: mixture_proposal.MixtureRecord) -> ChartFacts:
@@ -126,19 +143,27 @@ def write_mixture(settings: mixture_fit.MixtureFit, out: str) -> mixture_proposa
     record = result.record
     if run is not None:
         _check_sources(run, settings, record)
-    data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    storage.write(storage.join(out, mixture_fit.RECORD), f"{data}\n".encode())
-    storage.write(
-        storage.join(out, mixture_fit.SECTION), mixture_fit.format_section(record).encode()
-    )
-    if run is not None:
         storage.write(
             storage.join(out, mixture_fit.RUN), mixture_fit.apply_weights(run, record).encode()
         )
-    storage.write(
-        storage.join(out, mixture_fit.PAGE), build_mixture_page(settings, result, out).encode()
-    )
+    write_result(settings, result, out)
     return record
+
+
+def write_result(
+    settings: mixture_fit.MixtureFit, result: mixture_fit.MixtureResult, out: str
+) -> tuple[str, ...]:
+    """Write the record, the weights and the page into `out`, and return the names of the files."""
+    record = result.record
+    data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    texts = {
+        mixture_fit.RECORD: f"{data}\n",
+        mixture_fit.SECTION: mixture_fit.format_section(record),
+        mixture_fit.PAGE: build_mixture_page(settings, result, out),
+    }
+    for name, text in texts.items():
+        storage.write(storage.join(out, name), text.encode())
+    return tuple(texts)
 
 
 def _check_sources(

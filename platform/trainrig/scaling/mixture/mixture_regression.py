@@ -6,6 +6,7 @@ of several targets is the mean of their separate regressions.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,6 +40,14 @@ class MixingLaw:
         constants = ends[int(costs.argmin())][1]
         agree = costs <= costs.min() * (1 + AGREE) + 1e-12
         return cls(float(constants[0]), constants[1:], float(agree.mean()))
+
+    @classmethod
+    def refit(cls, near: "MixingLaw", shares: Array, losses: Array) -> "MixingLaw":
+        """Return the law of least squares that the optimiser reaches from the constants `near`."""
+        # the optimiser needs a start within its bounds
+        start = np.array([max(near.least, 1e-9), *near.steepness])
+        _, constants = _descend(start, shares, losses)
+        return cls(float(constants[0]), constants[1:], 1.0)
 
     def expect(self, shares: Array) -> Array:
         """Return the expected losses, [Q]."""
@@ -191,6 +200,23 @@ def _compute_objective(logs: Array, points: Array, scaled: Array) -> tuple[float
 JITTER = 1e-9
 
 
+class MeanRegression(Protocol):
+    """Regression of the mean loss of all targets, from which a mixture can be proposed."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one run's mean loss around the regression, in nats per token."""
+
+    def expect(self, shares: Array) -> Array:
+        """Return the expected mean losses, [Q]."""
+
+    def predict(self, shares: Array) -> tuple[Array, Array]:
+        """Return the expected mean losses and their standard deviations, both [Q]."""
+
+    def draw(self, shares: Array, count: int, generator: np.random.Generator) -> Array:
+        """Return mean losses [P, Q] under `count` functions that fit the runs about as well."""
+
+
 @dataclass(frozen=True, eq=False)
 class MeanLaw:
     """Mixing laws, one for each target."""
@@ -234,12 +260,19 @@ class MeanProcess:
         The deviations leave out the noise of a single run.
         """
         predictions = [process.predict(shares) for process in self.processes]
-        by_cause = (
-            self.mixing.T @ np.stack([deviation for _, deviation in predictions]) / len(predictions)
-        )
-        return np.mean([loss for loss, _ in predictions], axis=0), np.sqrt(
-            (by_cause**2).sum(axis=0)
-        )
+        deviations = self._combine_deviations(np.stack([dev for _, dev in predictions]))
+        return np.mean([loss for loss, _ in predictions], axis=0), deviations
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one run's mean loss around the processes, in nats per token."""
+        by_target = [np.sqrt(process.noise) * process.spread for process in self.processes]
+        return float(self._combine_deviations(np.array(by_target)))
+
+    def _combine_deviations(self, deviations: Array) -> Array:
+        """Return the deviations of the mean of all targets, whose own are `deviations` [T, ...]."""
+        by_cause = self.mixing.T @ deviations / len(self.processes)
+        return np.asarray(np.sqrt((by_cause**2).sum(axis=0)))
 
     def compute_residuals(self) -> Array:
         """Return the leave-one-out residuals of each run's mean loss, [R].

@@ -1,6 +1,6 @@
 """Runs on different mixtures: shares of sources, and losses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from trainrig.config import suggest_choice
 from trainrig.errors import DataError
 from trainrig.scaling.laws.runs_files import Csv, parse
+from trainrig.scaling.mixture.mixture_draws import count_needed_runs
 
 Array = NDArray[np.float64]
 ROUNDING = 0.02  # largest difference of a line's sum from 1, because shares are written rounded
@@ -76,9 +77,18 @@ class MixtureRuns:
         chosen = [self.targets.index(name) for name in names]
         return replace(self, targets=tuple(names), losses=self.losses[:, chosen])
 
+    def weigh_targets(self, weights: Mapping[str, float]) -> "MixtureRuns":
+        """Return the same runs, with losses whose mean is the mean weighted by `weights`.
+
+        `weights` has a weight for each target and sums to 1. Each loss is multiplied by its weight
+        and by the number of targets; a regression of the mean loss then needs no weights.
+        """
+        factors = np.array([weights[target] for target in self.targets]) * len(self.targets)
+        return replace(self, losses=self.losses * factors)
+
     def refuse_too_few(self, path: str) -> None:
         """Raise DataError if there are too few runs for a regression on this number of sources."""
-        needed = 2 * (len(self.sources) + 1)  # twice the number of constants of a mixing law
+        needed = count_needed_runs(len(self.sources))
         if len(self) < needed:
             raise DataError(
                 f"{path}: {len(self)} runs of {len(self.sources)} sources; a regression needs "

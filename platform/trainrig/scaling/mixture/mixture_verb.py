@@ -1,6 +1,7 @@
 """The command `trainrig mixture`, which imports its dependencies when it runs."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,73 +14,144 @@ if TYPE_CHECKING:
     from trainrig.scaling.mixture.mixture_proposal import MixtureRecord
 
 
-def mixture(
-    mixtures: Annotated[
-        str,
-        typer.Argument(
-            metavar="MIXTURES.csv", help="CSV of the share of each source, one run per line."
-        ),
-    ],
-    losses: Annotated[
-        str, typer.Argument(metavar="LOSSES.csv", help="CSV of the losses of those runs.")
-    ],
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column of losses to minimise; repeat it for the mean of several.  [default: all]",
-        ),
-    ] = None,
-    held_out_mixtures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"
-        ),
-    ] = None,
-    held_out_losses: Annotated[
-        str | None,
-        typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
-    ] = None,
-    at_most: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
-        ),
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN.toml",
-            help="Run file to copy with the proposed weights.  [default: none]",
-            autocompletion=command_line.run_files,
-        ),
-    ] = None,
-    candidates: Annotated[
-        int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
-    ] = 50_000,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
-    as_json: Json = False,
-) -> None:
-    """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
-    from trainrig.scaling.mixture.mixture_fit import MixtureFit
-    from trainrig.scaling.mixture.mixture_page import write_mixture
-
-    limits = dict(_parse_limit(limit) for limit in at_most or ())
-    given = {
-        "mixtures": mixtures,
-        "losses": losses,
-        "targets": target or [],
-        "held_out_mixtures": held_out_mixtures,
-        "held_out_losses": held_out_losses,
-        "run": run,
-        "search": {"candidates": candidates, "seed": seed, "at_most": limits},
-    }
-    record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
-    _print_record(record, out, as_json)
+OF_RUN_FILE = ("mixtures", "losses", "changes", "as_json")  # parameters that go with a run file
+RunStage = Callable[[str, Sequence[str] | None, bool], None]
+"""Function that runs the stage of a run file with changes to it, and prints its manifest as JSON if
+the last argument is true."""
 
 
-def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
+def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
+    """Return the command, which passes a run file on to `run_stage` and fits two tables itself."""
+
+    def mixture(
+        context: typer.Context,
+        mixtures: Annotated[
+            str,
+            typer.Argument(
+                metavar="RUN.toml|MIXTURES.csv",
+                help="Run file of the search; or, with LOSSES.csv, CSV of the share of each "
+                "source, one run per line.",
+                autocompletion=command_line.run_files,
+            ),
+        ],
+        losses: Annotated[
+            str | None,
+            typer.Argument(
+                metavar="[LOSSES.csv]",
+                help="CSV of the losses of those runs, instead of a run file.",
+            ),
+        ] = None,
+        changes: command_line.Changes = None,
+        method: Annotated[
+            str, typer.Option(metavar="METHOD", help="Regression: RegMix or MixingLaw.")
+        ] = "RegMix",
+        target: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="COLUMN",
+                help="Column of losses to minimise; repeat it for the mean of several.  "
+                "[default: all]",
+            ),
+        ] = None,
+        held_out_mixtures: Annotated[
+            str | None,
+            typer.Option(
+                metavar="CSV",
+                help="Shares of runs to test the fit on; not fitted.  [default: none]",
+            ),
+        ] = None,
+        held_out_losses: Annotated[
+            str | None,
+            typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
+        ] = None,
+        at_most: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
+            ),
+        ] = None,
+        run: Annotated[
+            str | None,
+            typer.Option(
+                metavar="RUN.toml",
+                help="Run file to copy with the proposed weights.  [default: none]",
+                autocompletion=command_line.run_files,
+            ),
+        ] = None,
+        candidates: Annotated[
+            int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
+        ] = 50_000,
+        seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+        out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
+        as_json: Json = False,
+    ) -> None:
+        """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws).
+
+        With a run file, the command draws the mixtures, trains the runs, and confirms the proposal;
+        run it again to continue after a stop. With two tables, it fits runs that you made. The
+        options other than --set and --json are for tables; a run file has keys for them.
+        """
+        if losses is None:
+            _refuse_options(context)
+            _refuse_lone_table(mixtures)
+            run_stage(mixtures, changes, as_json)
+            return
+        if changes:
+            raise ConfigError("--set: changes a run file, but two tables were given")
+        from trainrig.scaling.mixture.mixture_fit import MixtureFit
+        from trainrig.scaling.mixture.mixture_page import write_mixture
+
+        limits = dict(_parse_limit(limit) for limit in at_most or ())
+        given = {
+            "mixtures": mixtures,
+            "losses": losses,
+            "method": method,
+            "targets": target or [],
+            "held_out_mixtures": held_out_mixtures,
+            "held_out_losses": held_out_losses,
+            "run": run,
+            "search": {"candidates": candidates, "seed": seed, "at_most": limits},
+        }
+        record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
+        print_record(record, out, as_json)
+
+    return mixture
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Raise ConfigError if the command line has an option that only tables allow."""
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if name in OF_RUN_FILE or source is None or source.name != "COMMANDLINE":
+            continue
+        raise ConfigError(
+            f"{param.opts[0]}: is for two tables; with a run file, write it there, or give "
+            "LOSSES.csv after MIXTURES.csv"
+        )
+
+
+def _refuse_lone_table(path: str) -> None:
+    """Raise ConfigError if `path` is a table of shares without a table of losses."""
+    if path.lower().endswith((".csv", ".tsv")):
+        raise ConfigError(
+            f"{path}: is a table without its losses; give MIXTURES.csv LOSSES.csv, or a run file "
+            "that ends in .toml"
+        )
+
+
+def print_result(folder: str) -> None:
+    """Print the result that the stage wrote into `folder`, as the command does for tables."""
+    from trainrig import storage
+    from trainrig.scaling.mixture.mixture_fit import RECORD
+    from trainrig.scaling.mixture.mixture_proposal import MixtureRecord
+
+    path = storage.join(folder, RECORD)
+    record = config.build(MixtureRecord, json.loads(storage.read(path)), path)
+    print_record(record, folder, as_json=False)
+
+
+def print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
     """Print the proposed weights, the scores, the warnings and the path of the page."""
     from trainrig import storage
     from trainrig.scaling.mixture.mixture_fit import PAGE, RECORD
@@ -103,6 +175,8 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
             f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
             f"({score.baseline_error:.4f} for predicting the mean)"
         )
+    for line in record.confirmation.describe() if record.confirmation else ():
+        print(line)
     for warning in record.warnings:
         print(f"! {warning}")
     print(storage.join(out, PAGE))

@@ -35,6 +35,7 @@ from trainrig.scaling.sweep.trials import (
 __all__ = [
     "PLANNED_TRIALS",
     "Sweep",
+    "SweepDriver",
     "sweep",
 ]
 
@@ -67,7 +68,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         return stage.finished
     with lease.hold_lease(run.output):
         connect_for_trials(run)
-        driver = _Driver(stage, run, data, show)
+        driver = SweepDriver(stage, run, data, show)
         found = driver.search(run.search) if run.search else rate_search.RateBatchPair(1.0, 1.0)
         trials = plan(
             run,
@@ -95,7 +96,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         )
 
 
-class _Driver:
+class SweepDriver:
     """Driver that has the trials of one sweep trained."""
 
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:

@@ -60,10 +60,9 @@ class _Design(config.Settings, abc.ABC):
 
     parameters: Several  # sizes of the models, in parameters (N)
 
-    @model_validator(mode="after")
-    def _check_several_sizes(self) -> "_Design":
-        _check_sizes(self.parameters)
-        return self
+    def list_sizes(self) -> Sequence[float]:
+        """Return the requested sizes, in parameters."""
+        return self.parameters
 
     def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """Return all points, by size and tokens.
@@ -141,22 +140,13 @@ class Points(config.Settings):
     # Parameters and tokens of each run: [[N, D], ...].
     pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
 
-    @model_validator(mode="after")
-    def _check_several_sizes(self) -> "Points":
-        _check_sizes([parameters for parameters, _ in self.pairs])
-        return self
+    def list_sizes(self) -> Sequence[float]:
+        """Return the requested sizes, in parameters."""
+        return [parameters for parameters, _ in self.pairs]
 
     def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """Return all points, by size and tokens."""
         return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
-
-
-def _check_sizes(parameters: Sequence[float]) -> None:
-    if len(set(parameters)) < FEWEST_SIZES:
-        raise ValueError(
-            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to one "
-            "size; give three or more, from least to greatest a factor of 8 or more"
-        )
 
 
 Design = Annotated[Grid | Rays | IsoFLOP | Points, Field(discriminator="kind")]
@@ -237,6 +227,11 @@ class Trials(config.Settings):
     # Instance type of the table of hardware, whose price gives the cost of trials; None: no costs.
     instance: str | None = None
 
+    def request_resources(self) -> config.ResourceRequest:
+        """Return the least and the greatest number of trials at a time, with their resources."""
+        key = "trials.gpus" if self.gpus else "trials.cpus"
+        return config.ResourceRequest(1, self.at_once or 1, self.cpus, self.gpus, key)
+
 
 class Large(config.Settings):
     """Models that are too large for one process, each trained by a group of workers.
@@ -259,6 +254,10 @@ class Sweep(config.RunFile):
     progress: ClassVar[config.ProgressUnit] = "trials"
     estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
+    fits_sizes: ClassVar[bool] = True  # Whether a law in N is fitted, which needs several sizes
+    # Key of the run file that has the tokens of runs, and the remedy for a run of too few steps.
+    points_key: ClassVar[str] = "design"
+    remedy_if_short: ClassVar[str] = "leave out the point"
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, config.NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
@@ -310,9 +309,17 @@ class Sweep(config.RunFile):
 
         No GPU is requested that the run file does not name.
         """
-        trials = self.trials
-        key = "trials.gpus" if trials.gpus else "trials.cpus"
-        return config.ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+        return self.trials.request_resources()
+
+    @model_validator(mode="after")
+    def _check_several_sizes(self) -> Self:
+        sizes = self.design.list_sizes()
+        if self.fits_sizes and len(set(sizes)) < FEWEST_SIZES:
+            raise ValueError(
+                f"design: one size of model, {sizes[0]:,.0f} parameters: no law in N can be fitted "
+                "to one size; give three or more, from least to greatest a factor of 8 or more"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_rate_scaling(self) -> Self:

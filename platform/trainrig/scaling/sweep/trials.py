@@ -10,7 +10,7 @@ lengths cost one run and the decays of the others.
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainrig import manifest, storage
@@ -68,6 +68,8 @@ class Trial:
     warmup: int  # warmup steps
     lengths: tuple[TrialLength, ...]  # runs, in ascending order of steps; the last one is the trunk
     place: str = TRIALS  # parent of the trial's folder, below the sweep's folder
+    # share of each source in the samples; None: the sweep's `batches.weights`
+    weights: Mapping[str, float] | None = None
 
     @property
     def trunk(self) -> TrialLength:
@@ -184,9 +186,10 @@ def _plan_trial(
         steps = round(tokens / (batch * length))
         if steps < settings.fewest_steps / 2:  # even the smallest batch leaves so few steps
             raise ConfigError(
-                f"design: {tokens:,.0f} tokens for {model.parameters:,} parameters are {steps} "
-                f"steps of {batch} x {length} tokens, too few for training.fewest_steps = "
-                f"{settings.fewest_steps}; leave out the point, or lower batches.sequence_length"
+                f"{sweep.points_key}: {tokens:,.0f} tokens for {model.parameters:,} parameters are "
+                f"{steps} steps of {batch} x {length} tokens, too few for training.fewest_steps = "
+                f"{settings.fewest_steps}; {sweep.remedy_if_short}, or lower "
+                "batches.sequence_length"
             )
         lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
@@ -250,8 +253,8 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
         return
     epochs, trial, length = max(beyond, key=lambda entry: entry[0])
     raise ConfigError(
-        f"design: {len(beyond)} of its points pass more than {allowed:g} times over the "
-        f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
+        f"{sweep.points_key}: {len(beyond)} of its points pass more than {allowed:g} times over "
+        f"the {data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
         f"{epochs:.1f} times ({length.tokens:,} tokens for "
         f"{trial.ladder_model.parameters:,} parameters). "
         "Repeated tokens teach less than new ones: leave out these points, tokenize more text, "
@@ -278,13 +281,16 @@ def build_run_file(
         measured = list_rungs(sweep.search.scheduler, length.steps)[0]
     elif sweep.along and is_trunk:
         measured = max(1, length.steps // (sweep.along + 1))
+    batches = rows.build_batch_settings(trial.batch, micro, trial.seed)
+    if trial.weights is not None:
+        batches = batches.model_copy(update={"weights": dict(trial.weights)})
     return Pretraining(
         tokens=sweep.tokens,
         output=name_run_folder(sweep, trial, length),
         cache=sweep.cache,
         model=trial.ladder_model.model,
         objective=sweep.objective,
-        batches=rows.build_batch_settings(trial.batch, micro, trial.seed),
+        batches=batches,
         training=Training(
             steps=length.steps,
             seed=trial.seed,
