@@ -1,7 +1,8 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules` or `published_rules` and add it to `_Rule`.
+write its class in `general_rules`, `permission_rules` or `published_rules` and add it to
+`_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
 
@@ -21,6 +22,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import Settings, suggest_choice
 from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
+from trainrig.corpus.filters.permission_rules import License, OptOut
 from trainrig.corpus.filters.published_rules import (
     C4,
     PREFIX,
@@ -43,6 +45,8 @@ __all__ = [
     "GopherRepetition",
     "Language",
     "Length",
+    "License",
+    "OptOut",
     "Preset",
     "PresetFilter",
     "RefinedWeb",
@@ -143,6 +147,8 @@ _Rule = (
     | RepeatedLines
     | Score
     | Url
+    | License
+    | OptOut
 )
 Filter = Annotated[_Rule, Field(discriminator="kind")]
 _WrittenFilter = Annotated[_Rule | Preset, Field(discriminator="kind")]
