@@ -98,7 +98,7 @@ def test_without_the_setting_there_is_no_column_and_setting_it_is_refused(tmp_pa
     without = {"extractor": {"kind": "MainContent"}, "filters": []}
     curate(build_run(tmp_path, **without))
     assert not set(PERMISSIONS.names) & set(read_rows(tmp_path)["by"])
-    with pytest.raises(OutputTaken, match="extractor.permissions: absent there"):
+    with pytest.raises(OutputTaken, match=r"extractor\.permissions: absent there"):
         curate(build_run(tmp_path))
 
 
