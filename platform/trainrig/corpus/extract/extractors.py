@@ -107,7 +107,7 @@ class Extracted:
     # Share of the characters of the page's main content that the text has; None if the extractor
     # does not measure it.
     share: float | None = None
-    permissions: PagePermissions | None = None  # what the page allows; None if not read
+    permissions: PagePermissions | None = None  # permissions that the page states, if read
 
 
 @dataclass(frozen=True)
