@@ -7,7 +7,7 @@ from trainrig.corpus.extract.html_page import (
     expand_self_closed,
     find_article_in_json,
     find_date,
-    has_more_attributes,
+    contains_more_attributes,
     list_linked_data,
     parse_day,
 )
@@ -104,9 +104,9 @@ def name_attributes(count: int, value: str = "") -> str:
 def test_tags_with_too_many_attributes_are_found(value: str, after: str):
     before = "<p>a text</p>" * 9
     tag = f"<div {name_attributes(101, value)}{after}"
-    assert has_more_attributes(before + tag + before[:5], 100)
-    assert has_more_attributes(tag, 100)
-    assert not has_more_attributes(before + tag, 101)
+    assert contains_more_attributes(before + tag + before[:5], 100)
+    assert contains_more_attributes(tag, 100)
+    assert not contains_more_attributes(before + tag, 101)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_tags_with_too_many_attributes_are_found(value: str, after: str):
     ],
 )
 def test_what_only_looks_like_attributes_does_not_count(html: str):
-    assert not has_more_attributes(html, 100)
-    assert has_more_attributes(f"{html}<b></title></b><p {name_attributes(200)}>", 100)
+    assert not contains_more_attributes(html, 100)
+    assert contains_more_attributes(f"{html}<b></title></b><p {name_attributes(200)}>", 100)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_attributes_are_counted_in_linear_time(part: str):
     for count in (20_000, 80_000):
         html = part * count
         began = time.process_time()
-        has_more_attributes(html, 50)
+        contains_more_attributes(html, 50)
         seconds.append(time.process_time() - began)
     assert seconds[1] < 12 * seconds[0] + 0.05
 

@@ -24,7 +24,7 @@ def parse_html(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
     tags = html.count("<")
     if tags > limits.max_nodes:
         return NotExtracted("too_many_nodes")
-    if has_more_attributes(html, limits.max_attributes):
+    if contains_more_attributes(html, limits.max_attributes):
         return NotExtracted("too_many_attributes")
     tree = HTMLTree.parse(html)
     if tags > _TAGS_A_LEVEL * limits.max_depth and _is_deeper_than(tree, limits.max_depth):
@@ -43,7 +43,7 @@ _RAW_TEXT = re.compile(
 _TAG_NAME = re.compile(r"[A-Za-z][^\s/>]*")
 
 
-def has_more_attributes(html: str, most: int) -> bool:
+def contains_more_attributes(html: str, most: int) -> bool:
     """Return whether a tag has more than `most` attributes of different names.
 
     The time is linear in the length of the page. A tag with "<" or ">" in a value may be missed,

@@ -48,7 +48,7 @@ class PagePermissions:
     # Creative Commons licences that the page links to without stating one as its own, such as
     # "by-3.0-de by-sa-4.0", sorted.
     licenses_mentioned: str = ""
-    refusals: frozenset[str] = frozenset()  # those of ROBOTS_REFUSALS that the page states
+    refusals: frozenset[str] = frozenset()  # names from ROBOTS_REFUSALS
     tdm_reserved: bool | None = None  # TDM Reservation Protocol; None: not stated
     tdm_policy: str = ""  # URL of the policy, as written
 
@@ -129,7 +129,7 @@ def find_permissions(
 _License = CreativeCommons | None  # None: another licence
 _REL = re.compile(rb"""rel\s*=\s*(?:"[^">]*license|'[^'>]*license|license)""")
 _LICENSED = '[rel~="license" i]'
-# The licence inside one of these elements is that of a picture, a quotation or another work.
+# A licence inside one of these elements belongs to a picture, a quotation or another work.
 _FOREIGN = ", ".join(
     f"{place} {_LICENSED}"
     for place in ("figure", "blockquote", '[about]:not([about=""])', '[itemtype$="ImageObject" i]')

@@ -60,7 +60,7 @@ def extract_documents(
         if outcome.permissions is not None:
             permissions.append(outcome.permissions)
     arrays = {name: pa.array(values, DOCUMENT.field(name).type) for name, values in columns.items()}
-    if permissions:  # of all pages or of none, as one extractor reads all
+    if permissions:  # One extractor reads all pages, so all have permissions or none has.
         arrays |= build_permission_columns(permissions)
     return ExtractedPages(arrays, taken, failed)
 
