@@ -4,10 +4,10 @@ import pytest
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract.html_page import (
+    contains_more_attributes,
     expand_self_closed,
     find_article_in_json,
     find_date,
-    contains_more_attributes,
     list_linked_data,
     parse_day,
 )
