@@ -67,6 +67,13 @@ def build_pool_schema(run: Curation) -> pa.Schema:
     return pa.schema([*DOCUMENT, *permissions, *signals, *urls, *rewrites, *scores])
 
 
+def list_integer_columns(run: Curation) -> frozenset[str]:
+    """Return the names of the stored columns whose values are integers or null."""
+    return frozenset(
+        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
+    )
+
+
 def build_row_schema(run: Curation) -> pa.Schema:
     """Return the columns of a kept document of `run`."""
     return pa.schema([*build_pool_schema(run), *VERDICT])
