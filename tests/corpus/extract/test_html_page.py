@@ -109,6 +109,11 @@ def test_tags_with_too_many_attributes_are_found(value: str, after: str):
     assert not contains_more_attributes(before + tag, 101)
 
 
+@pytest.mark.parametrize("start", ["<p = ", "<p =a ", "<p a=1 =b ", "<p a='1'= ", '<p a="1"=2 '])
+def test_names_that_begin_with_an_equals_sign_hide_no_attributes(start: str):
+    assert contains_more_attributes(f"<p>a text</p>{start}{name_attributes(101)}>", 100)
+
+
 @pytest.mark.parametrize(
     "html",
     [
@@ -130,7 +135,20 @@ def test_what_only_looks_like_attributes_does_not_count(html: str):
 
 
 @pytest.mark.parametrize(
-    "part", ["<", ">", "<a ", "<a b='", '<a "', '<a b="c', " b=' ", "x" * 50, "<script>a<b c "]
+    "part",
+    [
+        "<",
+        ">",
+        "<a ",
+        "<a b='",
+        '<a "',
+        '<a b="c',
+        " b=' ",
+        "x" * 50,
+        "<script>a<b c ",
+        "x" * 101 + ">",
+        "<" + "x" * 101,
+    ],
 )
 def test_attributes_are_counted_in_linear_time(part: str):
     seconds = []

@@ -1,14 +1,17 @@
 import itertools
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, Resiliparse, Trafilatura, extract
 from trainrig.corpus.extract.extractors import HTMLExtractor
 from trainrig.corpus.extract.page_permissions import (
     CreativeCommons,
     PagePermissions,
+    find_permissions,
     parse_creative_commons,
 )
 from trainrig.corpus.read import RawPage
@@ -124,6 +127,21 @@ def test_a_foreign_licence_beside_the_same_own_one_hides_nothing() -> None:
     link = f'<a rel="license" href="{BY}">by</a>'
     found = read_permissions(f"<figure>{link}</figure><footer>{link}</footer>")
     assert (found.license, found.license_port, found.licenses_mentioned) == ("by", "de", "")
+
+
+def test_licences_are_found_in_linear_time() -> None:
+    seconds = []
+    for count in (5_000, 20_000):
+        own, foreign = (
+            "".join(f'<a rel="license" href="{name}{n}">x</a>' for n in range(count))
+            for name in ("own", "foreign")
+        )
+        html = f"{own}<figure>{foreign}</figure>"
+        tree = HTMLTree.parse(html)
+        began = time.process_time()
+        assert find_permissions(tree, html, {}).license == "other"
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 10 * seconds[0] + 0.05
 
 
 def test_several_licences_are_told_apart() -> None:

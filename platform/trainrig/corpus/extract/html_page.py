@@ -32,8 +32,8 @@ def parse_html(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
     return tree
 
 
-# Name of an attribute and its value, if it has one.
-_ATTRIBUTE = re.compile(r"""[\s/]*([^\s/>=][^\s/>=]*)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>]*))?""")
+# Name of an attribute and its value, if it has one; a name may begin with "=" (HTML, 13.2.5.32).
+_ATTRIBUTE = re.compile(r"""[\s/]*([^\s/>][^\s/>=]*)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>]*))?""")
 # Elements without tags inside, and comments.
 _RAW_TEXT = re.compile(
     r"<(script|style|textarea|title|xmp|iframe|noembed|noframes)\b[^<>]*>.*?(?:</\1\b|\Z)"
@@ -72,13 +72,17 @@ def _iterate_long_tags(html: str, shortest: int) -> Iterator[tuple[int, str]]:
     Looking from the end of each stretch skips most of a page, whose tags are short.
     """
     at = 0
+    ends = {"<": -1, ">": -1}  # next place of each sign, kept because one of them may be far away
     while at + shortest <= len(html):
-        last = max(html.rfind(sign, at, at + shortest) for sign in "<>")
+        last = max(html.rfind(sign, at, at + shortest) for sign in ends)
         if last >= 0:
             at = last + 1
             continue
-        ends = [end for sign in "<>" if (end := html.find(sign, at)) >= 0]
-        end = min(ends, default=len(html))
+        for sign, place in ends.items():
+            if place < at:
+                found = html.find(sign, at)
+                ends[sign] = found if found >= 0 else len(html)
+        end = min(ends.values())
         if html[at - 1 : at] == "<":
             yield at, html[at:end]
         at = end + 1

@@ -6,6 +6,7 @@ headers. The parsed page decides, so comments, scripts and templates state nothi
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
@@ -145,11 +146,11 @@ def _find_links(tree: HTMLTree | None) -> tuple[list[_License], list[CreativeCom
     foreign = [_read_href(link) for link in document.query_selector_all(_FOREIGN).values()]
     own: list[_License] = []
     # A licence linked inside another work may also be linked for the page: so links are counted.
-    left = list(foreign)
+    left = Counter(foreign)
     for link in document.query_selector_all(_LICENSED).values():
         href = _read_href(link)
-        if href in left:
-            left.remove(href)
+        if left[href] > 0:
+            left[href] -= 1
         elif href:
             own.append(parse_creative_commons(href))
     linked = (_read_href(link) for link in document.query_selector_all(_LINKED).values())
