@@ -10,9 +10,9 @@ from trainrig import config
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
-from trainrig.corpus.extract import Extractor, MainContent
-from trainrig.corpus.extract.extractors import HTMLExtractor
+from trainrig.corpus.extract import Extractor, MainContent, reads_permissions
 from trainrig.corpus.filters.filters import (
+    TEXT_COLUMNS,
     Filters,
     GopherQuality,
     GopherRepetition,
@@ -20,6 +20,7 @@ from trainrig.corpus.filters.filters import (
     Length,
     RepeatedLines,
     Symbols,
+    find_bounded_text,
     list_read_columns,
     need_datatrove,
 )
@@ -117,7 +118,7 @@ class CurationSource(config.Settings):
     @property
     def reads_permissions(self) -> bool:
         """True if the extractor also reads what pages allow."""
-        return isinstance(self.extractor, HTMLExtractor) and self.extractor.permissions
+        return reads_permissions(self.extractor)
 
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
@@ -130,6 +131,12 @@ class CurationSource(config.Settings):
                     f"{rule} bounds '{column}', but source '{self.name}' does not measure "
                     f"it{_suggest_measure(column) or config.suggest_choice(column, sorted(there))}"
                 )
+        if bounded := find_bounded_text(self.filters):
+            rule, column = bounded
+            raise ValueError(
+                f"{rule} bounds '{column}' by a number, but it holds text; use a filter of kind "
+                f"'{TEXT_COLUMNS[column]}'"
+            )
 
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)

@@ -117,6 +117,14 @@ def test_sources_without_permissions_have_empty_columns(tmp_path: Path) -> None:
     assert found["by"]["license"] == "by"
 
 
+@pytest.mark.parametrize(("column", "kind"), [("license", "License"), ("language", "Language")])
+def test_numbers_as_bounds_of_text_are_refused(tmp_path: Path, column: str, kind: str) -> None:
+    for bound in ({"least": 1}, {"keep_highest": 0.5}):
+        with pytest.raises(ConfigError, match=f"'{column}' by a number, .* kind '{kind}'"):
+            build_run(tmp_path, filters=[{"kind": "Score", "signal": column, **bound}])
+    build_run(tmp_path, filters=[{"kind": "Score", "signal": "noai", "most": 0}])
+
+
 @pytest.mark.parametrize("kind", ["License", "OptOut"])
 def test_rules_without_their_columns_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     without = {"extractor": {"kind": "MainContent"}, "filters": [{"kind": kind}]}

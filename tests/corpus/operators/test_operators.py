@@ -186,6 +186,11 @@ def test_permissions_become_columns_of_documents() -> None:
     rows = Extract(extractor=Resiliparse(permissions=True))(bodies_of([page]))
     names = ["license", "license_version", "noai", "noarchive", "tdm_reservation"]
     assert rows.select(names).to_pylist() == [dict(zip(names, ["by", "4.0", 1, 0, 0], strict=True))]
+    no_text = RawPage("", "text/html", b"", "", None)
+    for pages in ([], [no_text]):
+        empty = Extract(extractor=Resiliparse(permissions=True))(bodies_of(pages))
+        assert len(empty) == 0
+        assert empty.schema == rows.schema
     assert not {"license", "headers"} & set(Extract()(bodies_of([page])).column_names)
 
 

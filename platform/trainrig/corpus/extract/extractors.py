@@ -96,6 +96,11 @@ class Trafilatura(HTMLExtractor):
     comments: bool = False  # keep sections of reader comments
 
 
+def reads_permissions(extractor: HTMLExtractor | PlainText) -> bool:
+    """Return whether `extractor` also reads what pages allow."""
+    return isinstance(extractor, HTMLExtractor) and extractor.permissions
+
+
 @dataclass(frozen=True)
 class Extracted:
     """The extracted text and metadata of a page."""

@@ -32,12 +32,13 @@ from trainrig.corpus.filters.published_rules import (
     RefinedWeb,
     Url,
 )
-from trainrig.corpus.limits import Columns
+from trainrig.corpus.limits import Among, Columns
 from trainrig.corpus.models.language_id import list_language_codes
 
 __all__ = [
     "C4",
     "PRESET_NAMES",
+    "TEXT_COLUMNS",
     "Filter",
     "Filters",
     "FineWeb",
@@ -54,6 +55,7 @@ __all__ = [
     "Score",
     "Symbols",
     "Url",
+    "find_bounded_text",
     "find_broken_rules",
     "find_first_broken_rule",
     "list_read_columns",
@@ -193,6 +195,23 @@ def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
         for limit in filter_.iterate_limits():
             read.setdefault(limit.signal, f"{filter_.kind}.{limit.rule}")
     return read
+
+
+# Columns of text that rules read, with the kind of the filter that reads them.
+TEXT_COLUMNS = {"language": "Language", "license": "License"}
+
+
+def find_bounded_text(filters: Iterable[Filter]) -> tuple[str, str] | None:
+    """Return the first rule that bounds a column of text by a number, and the column."""
+    return next(
+        (
+            (f"{filter_.kind}.{limit.rule}", limit.signal)
+            for filter_ in filters
+            for limit in filter_.iterate_limits()
+            if limit.signal in TEXT_COLUMNS and not isinstance(limit, Among)
+        ),
+        None,
+    )
 
 
 def need_datatrove(filters: Iterable[Filter]) -> bool:

@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.corpus.documents import compute_document_id
-from trainrig.corpus.extract import Extracted, Extractor, MainContent, NotExtracted
+from trainrig.corpus.extract import (
+    Extracted,
+    Extractor,
+    MainContent,
+    NotExtracted,
+    reads_permissions,
+)
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.extract.page_permissions import ROBOTS_REFUSALS, PagePermissions
 from trainrig.corpus.operators.page_tables import PAGE_ALONE, list_pages
@@ -35,9 +41,17 @@ class ExtractedPages:
 
 
 def extract_documents(
-    sources: Sequence[str], pages: Sequence[RawPage], extract: ExtractTexts
+    sources: Sequence[str],
+    pages: Sequence[RawPage],
+    extract: ExtractTexts,
+    *,
+    with_permissions: bool,
 ) -> ExtractedPages:
-    """Extract `pages`, which come from `sources`, one for each page."""
+    """Extract `pages`, which come from `sources`, one for each page.
+
+    `with_permissions` says whether `extract` reads permissions. Then the result has their columns,
+    even without documents.
+    """
     taken: list[int] = []
     failed: dict[int, NotExtracted] = {}
     columns: dict[str, list[Any]] = {
@@ -60,7 +74,7 @@ def extract_documents(
         if outcome.permissions is not None:
             permissions.append(outcome.permissions)
     arrays = {name: pa.array(values, DOCUMENT.field(name).type) for name, values in columns.items()}
-    if permissions:  # One extractor reads all pages, so all have permissions or none has.
+    if with_permissions:
         arrays |= build_permission_columns(permissions)
     return ExtractedPages(arrays, taken, failed)
 
@@ -119,6 +133,7 @@ class Extract(TableOperator):
             [sources[index] for index, _ in pages],
             [page for _, page in pages],
             _start_guard(self.extractor).extract,
+            with_permissions=reads_permissions(self.extractor),
         )
         there = [name for name in rows.column_names if name not in PAGE_ALONE]
         taken = pa.array([pages[index][0] for index in found.taken], pa.int64())
