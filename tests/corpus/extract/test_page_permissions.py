@@ -131,17 +131,17 @@ def test_a_foreign_licence_beside_the_same_own_one_hides_nothing() -> None:
 
 def test_licences_are_found_in_linear_time() -> None:
     seconds = []
-    for count in (5_000, 20_000):
+    for count in (4_000, 24_000):
         own, foreign = (
             "".join(f'<a rel="license" href="{name}{n}">x</a>' for n in range(count))
-            for name in ("own", "foreign")
+            for name in ("own-", "else")
         )
         html = f"{own}<figure>{foreign}</figure>"
         tree = HTMLTree.parse(html)
         began = time.process_time()
         assert find_permissions(tree, html, {}).license == "other"
         seconds.append(time.process_time() - began)
-    assert seconds[1] < 10 * seconds[0] + 0.05
+    assert seconds[1] < 12 * seconds[0] + 0.05
 
 
 def test_several_licences_are_told_apart() -> None:
