@@ -94,7 +94,7 @@ REPORT_PAGE = "report.html"
 PASSES_FORMAT = 6
 # Version of the pages and signals that *read* leaves; increase it when they change. A run that
 # another version began then reads its pages again, so that an output has pages of one version.
-READ_FORMAT = 3
+READ_FORMAT = 4
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
 TITLES = {READ: "read pages", "judge": "apply rules", "write": "write documents"}
 

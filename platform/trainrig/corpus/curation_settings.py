@@ -10,8 +10,9 @@ from trainrig import config
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
-from trainrig.corpus.extract import Extractor, MainContent
+from trainrig.corpus.extract import Extractor, MainContent, reads_permissions
 from trainrig.corpus.filters.filters import (
+    TEXT_COLUMNS,
     Filters,
     GopherQuality,
     GopherRepetition,
@@ -19,9 +20,11 @@ from trainrig.corpus.filters.filters import (
     Length,
     RepeatedLines,
     Symbols,
+    find_bounded_text,
     list_read_columns,
     need_datatrove,
 )
+from trainrig.corpus.filters.permission_rules import PERMISSION_COLUMNS
 from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
@@ -51,6 +54,8 @@ def _suggest_measure(column: str) -> str:
     """Suggest how to get a column that only some runs have; "" for one that no run has."""
     if column in URL_COLUMNS:
         return "; name lists of domains and words in [urls]"
+    if column in PERMISSION_COLUMNS:
+        return "; set permissions = true in its extractor"
     if column == BadWords.model_fields["column"].default:
         return '; add [[scorers]] with kind = "BadWords" and the path of a word list'
     return "".join(
@@ -110,15 +115,28 @@ class CurationSource(config.Settings):
     # When to stop because a step drops nearly everything.
     wipe_out: Annotated[WipeOut, config.EXTENDABLE] = WipeOut()
 
+    @property
+    def reads_permissions(self) -> bool:
+        """True if the extractor also reads what pages allow."""
+        return reads_permissions(self.extractor)
+
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
         there = {*measured, *(name for rewrite in self.rewrites for name in rewrite.columns)}
+        if self.reads_permissions:
+            there |= PERMISSION_COLUMNS
         for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
                     f"{rule} bounds '{column}', but source '{self.name}' does not measure "
                     f"it{_suggest_measure(column) or config.suggest_choice(column, sorted(there))}"
                 )
+        if bounded := find_bounded_text(self.filters):
+            rule, column = bounded
+            raise ValueError(
+                f"{rule} bounds '{column}' by a number, but it holds text; use a filter of kind "
+                f"'{TEXT_COLUMNS[column]}'"
+            )
 
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)

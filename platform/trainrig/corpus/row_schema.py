@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from trainrig.corpus.curation_settings import Curation
+from trainrig.corpus.extract.page_permissions import ROBOTS_REFUSALS
 from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.corpus.url_blocklist import URL_COLUMNS
@@ -21,6 +22,16 @@ DOCUMENT = pa.schema(
         ("extracted_share", pa.float64()),
         ("pii", pa.list_(_SPAN)),  # spans in the text before masking, without the values
         ("pii_finds", pa.int64()),
+    ]
+)
+# What a page allows, in the order of `PagePermissions`; null in sources that do not read it.
+PERMISSIONS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("license", "license_version", "license_port")),
+        ("licenses_mentioned", pa.string()),  # licences that the page links to, but not as its own
+        *((name, pa.int64()) for name in ROBOTS_REFUSALS),  # 1: stated
+        ("tdm_reservation", pa.int64()),  # 1: reserved, -1: not reserved, 0: not stated
+        ("tdm_policy", pa.string()),
     ]
 )
 VERDICT = pa.schema(
@@ -50,8 +61,17 @@ def build_pool_schema(run: Curation) -> pa.Schema:
             for name in rewrite.columns
         )
     ]
+    reads_permissions = any(source.reads_permissions for source in run.sources)
+    permissions = list(PERMISSIONS) if reads_permissions else []
     urls = [pa.field(name, pa.int64()) for name in URL_COLUMNS if name in run.measured]
-    return pa.schema([*DOCUMENT, *signals, *urls, *rewrites, *scores])
+    return pa.schema([*DOCUMENT, *permissions, *signals, *urls, *rewrites, *scores])
+
+
+def list_integer_columns(run: Curation) -> frozenset[str]:
+    """Return the names of the stored columns whose values are integers or null."""
+    return frozenset(
+        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
+    )
 
 
 def build_row_schema(run: Curation) -> pa.Schema:

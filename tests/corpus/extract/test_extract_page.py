@@ -173,6 +173,16 @@ def test_a_hundred_thousand_nested_tags_are_refused_at_once(tag: str):
     )
 
 
+@pytest.mark.parametrize("extractor", [MainContent(), Resiliparse(), Trafilatura()])
+def test_a_tag_with_a_hundred_thousand_attributes_is_refused_at_once(extractor):
+    # Without the limit, the parser takes half a minute for this page.
+    attributes = b" ".join(b"name%d=1" % n for n in range(100_000))
+    page = b"<p>A text.</p><p " + attributes + b">Another text.</p>"
+    assert extract(make_page(page), extractor) == NotExtracted("too_many_attributes")
+    same = re.sub(rb"name\d+", b"name", page)
+    assert isinstance(extract(make_page(same), extractor), Extracted)
+
+
 def test_a_page_of_many_tags_that_is_not_deep_is_extracted():
     body = b"<p>word <b>bold</b></p>" * 20_000
     assert extract_text(body).count("bold") == 20_000

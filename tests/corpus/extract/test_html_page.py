@@ -4,6 +4,7 @@ import pytest
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract.html_page import (
+    contains_more_attributes,
     expand_self_closed,
     find_article_in_json,
     find_date,
@@ -92,6 +93,71 @@ def test_the_article_in_json_ld(data: str, expected: str):
 )
 def test_scripts_of_json_ld(html: str, expected: str):
     assert "".join(list_linked_data(html)) == expected
+
+
+def name_attributes(count: int, value: str = "") -> str:
+    return " ".join(f"name{n}{value}" for n in range(count))
+
+
+@pytest.mark.parametrize("value", ["", "=1", '="a value"', "='x'", ' = "1 2"'])
+@pytest.mark.parametrize("after", [">", "/>", ""])
+def test_tags_with_too_many_attributes_are_found(value: str, after: str):
+    before = "<p>a text</p>" * 9
+    tag = f"<div {name_attributes(101, value)}{after}"
+    assert contains_more_attributes(before + tag + before[:5], 100)
+    assert contains_more_attributes(tag, 100)
+    assert not contains_more_attributes(before + tag, 101)
+
+
+@pytest.mark.parametrize("start", ["<p = ", "<p =a ", "<p a=1 =b ", "<p a='1'= ", '<p a="1"=2 '])
+def test_names_that_begin_with_an_equals_sign_hide_no_attributes(start: str):
+    assert contains_more_attributes(f"<p>a text</p>{start}{name_attributes(101)}>", 100)
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<p>" + name_attributes(500),
+        f"<p>{name_attributes(500)}</p>",
+        "<p " + "a=1 " * 500 + ">",
+        '<p a="' + name_attributes(500) + '">',
+        f"<script>for(i=0;i<n {name_attributes(500)};)</script>",
+        f"<STYLE>a<n {name_attributes(500)}</STYLE >",
+        f"<!-- <p {name_attributes(500)} -->",
+        f"<title>1<n {name_attributes(500)}",
+        f"1 < {name_attributes(500)}",
+        "",
+    ],
+)
+def test_what_only_looks_like_attributes_does_not_count(html: str):
+    assert not contains_more_attributes(html, 100)
+    assert contains_more_attributes(f"{html}<b></title></b><p {name_attributes(200)}>", 100)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<",
+        ">",
+        "<a ",
+        "<a b='",
+        '<a "',
+        '<a b="c',
+        " b=' ",
+        "x" * 50,
+        "<script>a<b c ",
+        "x" * 101 + ">",
+        "<" + "x" * 101,
+    ],
+)
+def test_attributes_are_counted_in_linear_time(part: str):
+    seconds = []
+    for count in (20_000, 80_000):
+        html = part * count
+        began = time.process_time()
+        contains_more_attributes(html, 50)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 12 * seconds[0] + 0.05
 
 
 @pytest.mark.parametrize("start", ["<script type=application/ld+json>", "<script "])

@@ -105,7 +105,7 @@ def test_first_drops_and_the_passed_add_up_to_the_seen(
 
 
 def test_a_histogram_holds_every_number_once() -> None:
-    found = build_histograms(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
+    found = build_histograms(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS, {"characters"})
     assert set(found) == {"characters", "share"}
     assert sum(found["characters"].values()) == 4 and sum(found["share"].values()) == 3
     for number, documents in found["characters"].items():
@@ -114,6 +114,17 @@ def test_a_histogram_holds_every_number_once() -> None:
         inside = (COLUMNS["characters"] >= least) & (COLUMNS["characters"] < below)
         assert inside.sum() == documents
     assert (np.diff(EDGES) > 0).all() and (np.diff(INTEGER_EDGES) > 0).all()
+
+
+def test_counts_have_the_same_bins_with_and_without_nulls() -> None:
+    some = {**COLUMNS, "characters": np.array([10, np.nan, 90, 5_000])}  # as nulls are read
+    for number in (10, 90, 5_000):
+        every = {**COLUMNS, "characters": np.array([number] * 4)}
+        whole = build_histograms(decide([SHORT], every, 4), every, {"characters"})["characters"]
+        (bin_of_number,) = whole
+        parts = build_histograms(decide([SHORT], some, 4), some, {"characters"})["characters"]
+        assert parts[bin_of_number] == 1
+    assert sum(parts.values()) == 3
 
 
 @pytest.mark.parametrize(

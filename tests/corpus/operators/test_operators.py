@@ -14,7 +14,7 @@ from trainrig import config
 from trainrig.config.table_operator import TableOperator
 from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
-from trainrig.corpus.extract import PlainText
+from trainrig.corpus.extract import PlainText, Resiliparse
 from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.operators import page_tables
 from trainrig.corpus.operators.decision_operators import Judge, Sign
@@ -178,12 +178,28 @@ def test_any_table_with_texts_will_do() -> None:
     assert len(Measure()(Language()(MaskPersonalData()(Extract()(bodies_of([])))))) == 0
 
 
+def test_permissions_become_columns_of_documents() -> None:
+    link = '<a rel="license" href="https://creativecommons.org/licenses/by/4.0/">by</a>'
+    html = f"<!doctype html><p>{PROSE}</p>{link}"
+    headers = {"x-robots-tag": "noai"}
+    page = RawPage("", "text/html", html.encode(), "", None, headers=headers)
+    rows = Extract(extractor=Resiliparse(permissions=True))(bodies_of([page]))
+    names = ["license", "license_version", "noai", "noarchive", "tdm_reservation"]
+    assert rows.select(names).to_pylist() == [dict(zip(names, ["by", "4.0", 1, 0, 0], strict=True))]
+    no_text = RawPage("", "text/html", b"", "", None)
+    for pages in ([], [no_text]):
+        empty = Extract(extractor=Resiliparse(permissions=True))(bodies_of(pages))
+        assert len(empty) == 0
+        assert empty.schema == rows.schema
+    assert not {"license", "headers"} & set(Extract()(bodies_of([page])).column_names)
+
+
 def bodies_of(pages: list[RawPage]) -> pa.Table:
     return page_tables.build_page_table("web-00000", "web", list(enumerate(pages)))
 
 
 def test_pages_come_back_from_a_table_as_they_were() -> None:
-    pages = [*PAGES, RawPage("", "", b"\x00\xff", "", None, "id", {"a": "b"})]
+    pages = [*PAGES, RawPage("", "", b"\0\xff", "", None, "id", {"a": "b"}, {"c": "d"})]
     assert list(page_tables.list_pages(bodies_of(pages))) == list(enumerate(pages))
 
 

@@ -117,6 +117,21 @@ def test_responses_with_the_whole_page_are_read(status: str, headers: str, reaso
         parse_response(block)
 
 
+def test_headers_about_permissions_are_read():
+    head = (
+        "HTTP/1.1 200 OK\r\nX-Robots-Tag: noai\r\nLink: <a.css>; rel=preload\r\n"
+        'link: <b>; rel="license"\r\nx-robots-tag: bot: noarchive\r\nTDM-Reservation : 1\r\n'
+        "tdm-policy: https://a.example/p\r\nX-Robots: none\r\n"
+    )
+    assert parse_response(f"{head}\r\nx-robots-tag: page".encode()).permissions == {
+        "x-robots-tag": "noai\nbot: noarchive",
+        "link": '<b>; rel="license"',
+        "tdm-reservation": "1",
+        "tdm-policy": "https://a.example/p",
+    }
+    assert parse_response(b"HTTP/1.1 200 OK\r\n\r\nx").permissions == {}
+
+
 ROWS = [{"meta": {"url": "u1"}, "doc": {"body": "one"}, "parts": ["a", "b"], "n": "x"}]
 LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS * 3)
 

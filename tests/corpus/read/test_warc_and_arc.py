@@ -35,6 +35,7 @@ pages = st.builds(
     body=st.binary(max_size=2_000),
     date=st.datetimes().map(lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}"),
     charset=st.sampled_from([None, "utf-8", "ISO-8859-1", "Shift_JIS"]),
+    headers=st.sampled_from([{}, {"tdm-reservation": "1", "x-robots-tag": "noai\nbot: none"}]),
 )
 
 

@@ -16,6 +16,7 @@ from trainrig.corpus.extract.extractors import (
     PlainText,
     Resiliparse,
     Trafilatura,
+    reads_permissions,
 )
 
 Extractor = Annotated[
@@ -31,4 +32,5 @@ __all__ = [
     "Resiliparse",
     "Trafilatura",
     "extract",
+    "reads_permissions",
 ]

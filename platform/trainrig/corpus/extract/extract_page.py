@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from resiliparse.extract.html2text import extract_plain_text
@@ -28,6 +29,7 @@ from trainrig.corpus.extract.html_page import (
     parse_html,
     tidy,
 )
+from trainrig.corpus.extract.page_permissions import PagePermissions, find_permissions
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.text_files import guess_encoding
 
@@ -150,7 +152,10 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
         return _extract_plain(page)
     content_type = page.content_type or detect_mime(page.body)
     if content_type in TEXT_TYPES:
-        return _extract_plain(page)
+        plain = _extract_plain(page)
+        if extractor.permissions and isinstance(plain, Extracted):
+            return replace(plain, permissions=find_permissions(None, "", page.headers))
+        return plain
     if content_type not in HTML_TYPES:
         return NotExtracted("not_text")
     html = decode(page)
@@ -161,8 +166,13 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     tree = parse_html(html, extractor)
     if isinstance(tree, NotExtracted):
         return tree
+    # before the text, because its extraction changes the tree
+    permissions = find_permissions(tree, html, page.headers) if extractor.permissions else None
     text, share = _extract_text(tree, html, extractor)
-    return _build_result(text, find_title(tree), find_language(tree), find_date(tree, html), share)
+    title = find_title(tree)
+    return _build_result(
+        text, title, find_language(tree), find_date(tree, html), share, permissions
+    )
 
 
 def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
@@ -171,10 +181,17 @@ def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
 
 
 def _build_result(
-    raw: str, title: str = "", language: str = "", date: str = "", share: float | None = None
+    raw: str,
+    title: str = "",
+    language: str = "",
+    date: str = "",
+    share: float | None = None,
+    permissions: PagePermissions | None = None,
 ) -> Extracted | NotExtracted:
     text = tidy(raw)
-    return Extracted(text, title, language, date, share) if text else NotExtracted("empty")
+    if not text:
+        return NotExtracted("empty")
+    return Extracted(text, title, language, date, share, permissions)
 
 
 def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:

@@ -24,10 +24,68 @@ def parse_html(html: str, limits: HTMLExtractor) -> HTMLTree | NotExtracted:
     tags = html.count("<")
     if tags > limits.max_nodes:
         return NotExtracted("too_many_nodes")
+    if contains_more_attributes(html, limits.max_attributes):
+        return NotExtracted("too_many_attributes")
     tree = HTMLTree.parse(html)
     if tags > _TAGS_A_LEVEL * limits.max_depth and _is_deeper_than(tree, limits.max_depth):
         return NotExtracted("too_deep")
     return tree
+
+
+# Name of an attribute and its value, if it has one; a name may begin with "=" (HTML, 13.2.5.32).
+_ATTRIBUTE = re.compile(r"""[\s/]*([^\s/>][^\s/>=]*)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>]*))?""")
+# Elements without tags inside, and comments.
+_RAW_TEXT = re.compile(
+    r"<(script|style|textarea|title|xmp|iframe|noembed|noframes)\b[^<>]*>.*?(?:</\1\b|\Z)"
+    r"|<!--.*?(?:-->|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAG_NAME = re.compile(r"[A-Za-z][^\s/>]*")
+
+
+def contains_more_attributes(html: str, most: int) -> bool:
+    """Return whether a tag has more than `most` attributes of different names.
+
+    The time is linear in the length of the page. A tag with "<" or ">" in a value may be missed,
+    because telling these apart from the ends of tags would take longer than parsing does.
+    """
+    raw_text: list[tuple[int, int]] | None = None
+    for at, tag in _iterate_long_tags(html, 2 * most):  # a name and a space for each attribute
+        name = _TAG_NAME.match(tag)
+        names: set[str] = set()
+        found = _ATTRIBUTE.match(tag, name.end()) if name else None
+        while found and len(names) <= most:
+            names.add(found.group(1).lower())
+            found = _ATTRIBUTE.match(tag, found.end())
+        if len(names) > most:
+            if raw_text is None:
+                raw_text = [part.span() for part in _RAW_TEXT.finditer(html)]
+            # Minified programs compare names without spaces, which look like tags.
+            if not any(start + 1 < at < end for start, end in raw_text):
+                return True
+    return False
+
+
+def _iterate_long_tags(html: str, shortest: int) -> Iterator[tuple[int, str]]:
+    """Yield the place and inside of each tag of at least `shortest` characters but "<" and ">".
+
+    Looking from the end of each stretch skips most of a page, whose tags are short.
+    """
+    at = 0
+    ends = {"<": -1, ">": -1}  # next place of each sign, kept because one of them may be far away
+    while at + shortest <= len(html):
+        last = max(html.rfind(sign, at, at + shortest) for sign in ends)
+        if last >= 0:
+            at = last + 1
+            continue
+        for sign, place in ends.items():
+            if place < at:
+                found = html.find(sign, at)
+                ends[sign] = found if found >= 0 else len(html)
+        end = min(ends.values())
+        if html[at - 1 : at] == "<":
+            yield at, html[at:end]
+        at = end + 1
 
 
 def _is_deeper_than(tree: HTMLTree, levels: int) -> bool:

@@ -1,7 +1,8 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules` or `published_rules` and add it to `_Rule`.
+write its class in `general_rules`, `permission_rules` or `published_rules` and add it to
+`_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
 
@@ -21,6 +22,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import Settings, suggest_choice
 from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
+from trainrig.corpus.filters.permission_rules import License, OptOut
 from trainrig.corpus.filters.published_rules import (
     C4,
     PREFIX,
@@ -30,12 +32,13 @@ from trainrig.corpus.filters.published_rules import (
     RefinedWeb,
     Url,
 )
-from trainrig.corpus.limits import Columns
+from trainrig.corpus.limits import Among, Columns
 from trainrig.corpus.models.language_id import list_language_codes
 
 __all__ = [
     "C4",
     "PRESET_NAMES",
+    "TEXT_COLUMNS",
     "Filter",
     "Filters",
     "FineWeb",
@@ -43,6 +46,8 @@ __all__ = [
     "GopherRepetition",
     "Language",
     "Length",
+    "License",
+    "OptOut",
     "Preset",
     "PresetFilter",
     "RefinedWeb",
@@ -50,6 +55,7 @@ __all__ = [
     "Score",
     "Symbols",
     "Url",
+    "find_bounded_text",
     "find_broken_rules",
     "find_first_broken_rule",
     "list_read_columns",
@@ -143,6 +149,8 @@ _Rule = (
     | RepeatedLines
     | Score
     | Url
+    | License
+    | OptOut
 )
 Filter = Annotated[_Rule, Field(discriminator="kind")]
 _WrittenFilter = Annotated[_Rule | Preset, Field(discriminator="kind")]
@@ -187,6 +195,23 @@ def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
         for limit in filter_.iterate_limits():
             read.setdefault(limit.signal, f"{filter_.kind}.{limit.rule}")
     return read
+
+
+# Columns of text that rules read, with the kind of the filter that reads them.
+TEXT_COLUMNS = {"language": "Language", "license": "License"}
+
+
+def find_bounded_text(filters: Iterable[Filter]) -> tuple[str, str] | None:
+    """Return the first rule that bounds a column of text by a number, and the column."""
+    return next(
+        (
+            (f"{filter_.kind}.{limit.rule}", limit.signal)
+            for filter_ in filters
+            for limit in filter_.iterate_limits()
+            if limit.signal in TEXT_COLUMNS and not isinstance(limit, Among)
+        ),
+        None,
+    )
 
 
 def need_datatrove(filters: Iterable[Filter]) -> bool:

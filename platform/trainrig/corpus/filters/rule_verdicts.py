@@ -4,7 +4,7 @@ Every rule is applied to every document, even if an earlier rule dropped it: tal
 a rule was the first to drop and what it would drop alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,16 +135,19 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
     return {"seen": by_language(everything), "passed": by_language(first < 0), "rules": rules}
 
 
-def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]]:
+def build_histograms(
+    verdicts: Verdicts, columns: Columns, integers: Collection[str]
+) -> dict[str, dict[str, int]]:
     """Count documents by bin, for each numeric signal with a rule; leave NaN and infinity out.
 
-    The result is signal → index of a bin of `choose_edges` → documents.
+    The result is signal → index of a bin of `choose_edges` → documents. `integers` names the
+    signals with bins for counts, because an integer column with nulls is an array of doubles.
     """
     found: dict[str, dict[str, int]] = {}
     for rule in verdicts.rules:
         values = columns[rule.limit.signal]
         if not isinstance(rule.limit, Among) and rule.limit.signal not in found:
-            edges = choose_edges(np.issubdtype(values.dtype, np.integer))
+            edges = choose_edges(rule.limit.signal in integers)
             finite = values[np.isfinite(values)]
             bins = np.clip(np.searchsorted(edges, finite, side="right") - 1, 0, len(edges) - 1)
             counts = np.bincount(bins, minlength=len(edges))

@@ -11,11 +11,18 @@ import pyarrow as pa
 
 from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.corpus.documents import compute_document_id
-from trainrig.corpus.extract import Extracted, Extractor, MainContent, NotExtracted
+from trainrig.corpus.extract import (
+    Extracted,
+    Extractor,
+    MainContent,
+    NotExtracted,
+    reads_permissions,
+)
 from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.extract.page_permissions import ROBOTS_REFUSALS, PagePermissions
 from trainrig.corpus.operators.page_tables import PAGE_ALONE, list_pages
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.row_schema import DOCUMENT
+from trainrig.corpus.row_schema import DOCUMENT, PERMISSIONS
 from trainrig.corpus.url_blocklist import URL_COLUMNS, UrlLists, UrlSignals
 
 ExtractTexts = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
@@ -34,14 +41,23 @@ class ExtractedPages:
 
 
 def extract_documents(
-    sources: Sequence[str], pages: Sequence[RawPage], extract: ExtractTexts
+    sources: Sequence[str],
+    pages: Sequence[RawPage],
+    extract: ExtractTexts,
+    *,
+    with_permissions: bool,
 ) -> ExtractedPages:
-    """Extract `pages`, which come from `sources`, one for each page."""
+    """Extract `pages`, which come from `sources`, one for each page.
+
+    `with_permissions` says whether `extract` reads permissions. Then the result has their columns,
+    even without documents.
+    """
     taken: list[int] = []
     failed: dict[int, NotExtracted] = {}
     columns: dict[str, list[Any]] = {
         name: [] for name in ("id", "url", "text", "source", "date", "metadata", "extracted_share")
     }
+    permissions: list[PagePermissions] = []
     outcomes = zip(sources, pages, extract(pages), strict=True)
     for index, (source, page, outcome) in enumerate(outcomes):
         if isinstance(outcome, NotExtracted):
@@ -55,8 +71,31 @@ def extract_documents(
         columns["date"].append(page.date)
         columns["metadata"].append(_format_metadata(page, outcome))
         columns["extracted_share"].append(outcome.share)
+        if outcome.permissions is not None:
+            permissions.append(outcome.permissions)
     arrays = {name: pa.array(values, DOCUMENT.field(name).type) for name, values in columns.items()}
+    if with_permissions:
+        arrays |= build_permission_columns(permissions)
     return ExtractedPages(arrays, taken, failed)
+
+
+def build_permission_columns(permissions: Sequence[PagePermissions]) -> dict[str, pa.Array]:
+    """Return the columns of PERMISSIONS, with a row for each of `permissions`."""
+    values: dict[str, list[Any]] = {
+        name: [getattr(page, name) for page in permissions]
+        for name in (
+            "license",
+            "license_version",
+            "license_port",
+            "licenses_mentioned",
+            "tdm_policy",
+        )
+    }
+    for refusal in ROBOTS_REFUSALS:
+        values[refusal] = [int(refusal in page.refusals) for page in permissions]
+    reservations = {True: 1, False: -1, None: 0}
+    values["tdm_reservation"] = [reservations[page.tdm_reserved] for page in permissions]
+    return {field.name: pa.array(values[field.name], field.type) for field in PERMISSIONS}
 
 
 def _format_metadata(page: RawPage, extracted: Extracted) -> str:
@@ -77,7 +116,8 @@ class Extract(TableOperator):
 
     Adds `id`, `text`, `metadata` and `extracted_share`, and removes the columns of the page alone,
     such as `body`. Pages that give no text are dropped, and so are records that could not be read.
-    A child process of each worker extracts the pages, so a page that kills it costs only itself.
+    `permissions = true` in the extractor adds the columns of what pages allow. A child process of
+    each worker extracts the pages, so a page that kills it costs only itself.
     """
 
     extractor: Extractor = MainContent()  # how the text of a page is extracted
@@ -93,6 +133,7 @@ class Extract(TableOperator):
             [sources[index] for index, _ in pages],
             [page for _, page in pages],
             _start_guard(self.extractor).extract,
+            with_permissions=reads_permissions(self.extractor),
         )
         there = [name for name in rows.column_names if name not in PAGE_ALONE]
         taken = pa.array([pages[index][0] for index in found.taken], pa.int64())

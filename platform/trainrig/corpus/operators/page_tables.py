@@ -38,13 +38,14 @@ PAGE = pa.schema(
         ("date", pa.string()),
         ("record_id", pa.string()),  # id in the file; "" if none
         ("metadata", pa.string()),  # a JSON object of strings from the file
+        ("headers", pa.string()),  # a JSON object: response headers about permissions
         ("body", pa.large_binary()),  # null if the record could not be read
         ("where", pa.string()),  # place of a record that could not be read
         ("reason", pa.string()),  # why it could not be read; null if it was
     ]
 )
 # Columns of a page that are not part of its document.
-PAGE_ALONE = ("content_type", "charset", "record_id", "body", "where", "reason")
+PAGE_ALONE = ("content_type", "charset", "record_id", "headers", "body", "where", "reason")
 
 
 def cut_source(
@@ -117,6 +118,7 @@ def _describe_page(page: RawPage) -> dict[str, str | bytes | None]:
         "date": page.date,
         "record_id": page.id,
         "metadata": json.dumps(dict(page.metadata), ensure_ascii=False),
+        "headers": json.dumps(dict(page.headers), ensure_ascii=False),
         "body": page.body,
     }
 
@@ -126,7 +128,7 @@ def list_pages(rows: pa.Table) -> list[tuple[int, RawPage]]:
 
     Of the columns of PAGE only `body` has to be there.
     """
-    names = ["body", "url", "content_type", "charset", "date", "record_id", "metadata"]
+    names = ["body", "url", "content_type", "charset", "date", "record_id", "metadata", "headers"]
     nothing = [None] * len(rows)
     columns = [rows[name].to_pylist() if name in rows.column_names else nothing for name in names]
     return [
@@ -140,11 +142,11 @@ def list_pages(rows: pa.Table) -> list[tuple[int, RawPage]]:
                 charset=charset,
                 id=record_id or "",
                 metadata=json.loads(metadata or "{}"),
+                headers=json.loads(headers or "{}"),
             ),
         )
-        for index, (body, url, content_type, charset, date, record_id, metadata) in enumerate(
-            zip(*columns, strict=True)
-        )
+        for index, row in enumerate(zip(*columns, strict=True))
+        for body, url, content_type, charset, date, record_id, metadata, headers in [row]
         if body is not None
     ]
 

@@ -62,7 +62,8 @@ class MaskPersonalData(TableOperator):
         texts = zip(read_strings(rows["text"]), names, strict=True)
         masked = [mask(text, settings, pseudonyms=of_row) for text, of_row in texts]
         rows = put_column(rows, "text", pa.array([text for text, _ in masked], pa.string()))
-        for column, mask_value in (("url", mask_url), ("metadata", _mask_metadata)):
+        urls = (("url", mask_url), ("tdm_policy", mask_url))
+        for column, mask_value in (*urls, ("metadata", _mask_metadata)):
             if column in rows.column_names:
                 values = zip(read_strings(rows[column]), names, strict=True)
                 told = [mask_value(value, settings, of_row) for value, of_row in values]

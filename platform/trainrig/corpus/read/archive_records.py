@@ -158,6 +158,7 @@ def read_archive(
     "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
     (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
     this one should end), "damaged_gzip", "damaged_zstd", "damaged_bzip2", "damaged_xz",
+    "zstd_window_too_large" (packed with `--long`; unpack such a file by `zstd -d --long=31` first),
     "bad_chunks", "bad_content_encoding", "partial_content", "too_large".
     """
     unpacking = compressed_files.find_unpacking(magic)

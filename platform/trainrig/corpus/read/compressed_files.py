@@ -197,6 +197,20 @@ class WholeFile(io.RawIOBase):
             pass
 
 
+# Bytes; libzstd refuses frames with a larger window unless asked, and fastwarc (2.0) never asks.
+_LARGEST_WINDOW = 2**27
+_FRAME_HEAD = 6  # bytes: the magic, a descriptor, and the window if the descriptor announces one
+_SINGLE_SEGMENT = 0x20  # bit of the descriptor: the window is the whole content
+
+
+def _read_window(head: bytes) -> int:
+    """Return the bytes of the window of a zstd frame (RFC 8878, 3.1.1.1.2), or 0 if not stated."""
+    if len(head) < _FRAME_HEAD or head[4] & _SINGLE_SEGMENT:
+        return 0
+    base = 1 << (10 + (head[5] >> 3))
+    return base + base // 8 * (head[5] & 7)
+
+
 class Frames(WholeFile):
     """The decompressed content of a file's zstd frames."""
 
@@ -204,6 +218,10 @@ class Frames(WholeFile):
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)
+        start = stream.tell()
+        if _read_window(stream.read(_FRAME_HEAD)) > _LARGEST_WINDOW:
+            self.damage = "zstd_window_too_large"
+        stream.seek(start)
         self._reader = ZstdReader(stream)
 
     def readinto(self, buffer: Any) -> int:

@@ -9,7 +9,7 @@ damaged is not.
 import io
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fastwarc.stream_io import BrotliReader, ZstdReader
@@ -146,6 +146,11 @@ _HEADER = re.compile(
 _WHOLE = (b"200", b"203")
 _PART = b"206"
 _RANGE = re.compile(r"bytes\s+0-(\d{1,18})/(\d{1,18})\s*$", re.IGNORECASE)
+# Headers about what a page allows.
+_PERMISSION = re.compile(
+    rb"^[ \t]*(x-robots-tag|tdm-reservation|tdm-policy|link)[ \t]*:([^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _HEADER_NAMES = ("content-type", "transfer-encoding", "content-encoding", "content-range")
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECASE)
@@ -156,6 +161,7 @@ class Response(NamedTuple):
 
     content_type: str  # the header's value
     body: bytes  # decompressed
+    permissions: Mapping[str, str]  # headers about permissions, as in `RawPage.headers`
 
 
 def parse_response(block: bytes) -> Response:
@@ -177,7 +183,15 @@ def parse_response(block: bytes) -> Response:
         raise BadBody("partial_content")
     transfer = headers["transfer-encoding"]
     content = headers["content-encoding"]
-    return Response(headers["content-type"], decode_body(body, transfer, content, LARGEST_BODY))
+    permissions: dict[str, str] = {}
+    for name, value in _PERMISSION.findall(head):
+        key = name.lower().decode()
+        if key == "link" and b"license" not in value.lower():
+            continue  # most links are of style sheets and fonts
+        text = value.decode("latin-1").strip()
+        permissions[key] = f"{permissions[key]}\n{text}" if key in permissions else text
+    decoded = decode_body(body, transfer, content, LARGEST_BODY)
+    return Response(headers["content-type"], decoded, permissions)
 
 
 def _is_whole(content_range: str) -> bool:

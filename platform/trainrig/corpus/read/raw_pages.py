@@ -31,6 +31,8 @@ class RawPage:
     charset: str | None  # declared charset: from the Content-Type header, or the run file
     id: str = ""  # id in the file; "" if none
     metadata: Mapping[str, str] = field(default_factory=dict)
+    # Response headers about permissions, by name in lower case; repeated ones are joined by "\n".
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

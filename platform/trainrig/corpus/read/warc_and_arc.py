@@ -53,13 +53,14 @@ class _Arc:
         url = head.fields.group(_URL).decode("utf-8", "replace")
         if not url.lower().startswith(("http:", "https:")):
             raise http_responses.BadBody("not_a_page")
-        stated, body = http_responses.parse_response(block)
+        stated, body, headers = http_responses.parse_response(block)
         # The type in the record's line is the server's, without its charset.
         content_type = http_responses.parse_media_type(
             stated or head.fields.group(_TYPE).decode("latin-1")
         )
         date = _format_arc_date(head.fields.group(_DATE).decode())
-        return _build_page(url, content_type, "", body, date, http_responses.parse_charset(stated))
+        charset = http_responses.parse_charset(stated)
+        return _build_page(url, content_type, "", body, date, charset, headers)
 
 
 ARC_GRAMMAR = _Arc()
@@ -117,8 +118,9 @@ class _Warc:
             raise http_responses.BadBody("not_a_page")
         stated = fields.get("content-type", "")
         body = block
+        headers: Mapping[str, str] = {}
         if fields["warc-type"].lower() == "response":
-            stated, body = http_responses.parse_response(block)
+            stated, body, headers = http_responses.parse_response(block)
         date = fields.get("warc-date", "")
         return _build_page(
             url,
@@ -127,6 +129,7 @@ class _Warc:
             body,
             date,
             http_responses.parse_charset(stated),
+            headers,
         )
 
 
@@ -134,11 +137,19 @@ WARC_GRAMMAR = _Warc()
 
 
 def _build_page(
-    url: str, stated: str, identified: str, body: bytes, date: str, charset: str | None
+    url: str,
+    stated: str,
+    identified: str,
+    body: bytes,
+    date: str,
+    charset: str | None,
+    headers: Mapping[str, str],
 ) -> RawPage:
     """Build a page of `stated` media type, or of the type that its body shows."""
     content_type = judge_media_type(stated, identified, body)
-    return RawPage(url, content_type, mark_wide(body, charset), date, charset)
+    return RawPage(
+        url, content_type, mark_wide(body, charset), date, charset, headers=dict(headers)
+    )
 
 
 def _parse_fields(head: bytes) -> dict[str, str]:
@@ -159,7 +170,7 @@ def write_warc(path: str, pages: Iterable[RawPage]) -> None:
     and gzip headers have no time. Without pages the file is empty, which reading reports as no
     archive.
 
-    Raises DataError for a page whose URL, type, date or charset does not fit a header line.
+    Raises DataError for a page whose URL, type, date, charset or header does not fit a header line.
     """
     with storage.atomic_file(path) as local, io.FileIO(local, "w") as file:
         for page in pages:
@@ -169,7 +180,11 @@ def write_warc(path: str, pages: Iterable[RawPage]) -> None:
 
 def _format_record(page: RawPage) -> bytes:
     stated = page.content_type + (f"; charset={page.charset}" if page.charset else "")
-    for name, value in (("url", page.url), ("content type", stated), ("date", page.date)):
+    permissions = [
+        (name, line) for name, value in page.headers.items() for line in value.split("\n")
+    ]
+    lines_of_head = (("url", page.url), ("content type", stated), ("date", page.date), *permissions)
+    for name, value in lines_of_head:
         if value != value.strip() or not value.replace(" ", "_").isprintable():
             raise DataError(f"{page.url!r}: the {name} {value!r} does not fit a WARC header line")
     if page.charset and not page.content_type:
@@ -179,6 +194,7 @@ def _format_record(page: RawPage) -> bytes:
     head = ["HTTP/1.1 200 OK", f"Content-Length: {len(page.body)}"]
     if stated:
         head.append(f"Content-Type: {stated}")
+    head += [f"{name}: {value}" for name, value in permissions]
     block = ("\r\n".join(head) + "\r\n\r\n").encode() + page.body
     key = hashlib.blake2b(digest_size=16)
     for part in (page.url.encode(), page.date.encode(), block):

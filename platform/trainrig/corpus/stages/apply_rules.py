@@ -21,7 +21,7 @@ from trainrig.corpus.limits import LANGUAGE, PercentileThreshold
 from trainrig.corpus.models.language_model import find_cutoffs
 from trainrig.corpus.operators.decision_operators import convert_to_numpy
 from trainrig.corpus.report.removal_counts import CutRow
-from trainrig.corpus.row_schema import DOCUMENT, build_pool_schema
+from trainrig.corpus.row_schema import DOCUMENT, build_pool_schema, list_integer_columns
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
@@ -94,6 +94,7 @@ def find_bucket_thresholds(
 def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBuilder) -> Work:
     """Return the work of this pass: find the first rule each document breaks, and tally them."""
     thresholds = json.loads(storage.read(path_of("cuts.json")))
+    integers = list_integer_columns(run)
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         source = run.sources[task["source"]]
@@ -107,10 +108,8 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
         verdicts = rule_verdicts.decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
         by_source = {source.name: rule_verdicts.tally(verdicts, columns)}
-        return {
-            "tally": by_source,
-            "histograms": {source.name: rule_verdicts.build_histograms(verdicts, columns)},
-        }, {}
+        histograms = rule_verdicts.build_histograms(verdicts, columns, integers)
+        return {"tally": by_source, "histograms": {source.name: histograms}}, {}
 
     return judge
 

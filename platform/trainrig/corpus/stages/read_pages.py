@@ -106,7 +106,9 @@ def measure_pages(
 ) -> MeasuredPages:
     """Measure `pages`, given as (number, page), and return their rows in the same order."""
     together = [page for _, page in pages]
-    found = extract_documents([source.name] * len(pages), together, extract)
+    found = extract_documents(
+        [source.name] * len(pages), together, extract, with_permissions=source.reads_permissions
+    )
     quarantined = {
         pages[index][0]: {"where": mask_url(together[index].url, run.pii), "reason": why.reason}
         for index, why in found.failed.items()

@@ -20,7 +20,7 @@ from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.documents import read_columns
 from trainrig.corpus.report.curation_tallies import MOST_PAIRS, CurationTallies, tally_curation
 from trainrig.corpus.report.host_tallies import HOST_COUNTS, sum_host_counts
-from trainrig.corpus.row_schema import build_pool_schema
+from trainrig.corpus.row_schema import list_integer_columns
 from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work, sum_counts
@@ -95,9 +95,7 @@ def read_tallies(run: Curation, path_of: PathBuilder, level: int, name: str) -> 
     """Return the tallies of a curation, from the sum that `add_up` returned."""
     judged = json.loads(storage.read(path_of(RULES_TALLY)))
     told = _read_told(path_of, level, name)
-    integers = frozenset(
-        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
-    )
+    integers = list_integer_columns(run)
     hosts = _read_hosts(path_of, level, name)
     return tally_curation(judged, told["counts"], told["samples"], told["pairs"], hosts, integers)
 
