@@ -99,9 +99,11 @@ def schedule_shares(run: Pretraining, steps: int) -> Array:
 def read_other_rates(folder: str, changes: Sequence[str]) -> Array:
     """Return the rates [T] of the run in `folder` if it were trained anew with `changes`.
 
-    `changes` are of the form `training.steps=3000`. Raises ConfigError for a key other than the
-    schedule and the number of steps, because the law of a run does not know its effect.
+    `changes` are of the form `training.steps=3000`. Another kind of schedule keeps the warm-up and
+    has its own defaults. Raises ConfigError for a key other than the schedule and the number of
+    steps, because the law of a run does not know its effect.
     """
+    file = storage.join(folder, RUN_FILE)
     for change in changes:
         key = change.split("=")[0].strip()
         if not any(key == known or key.startswith(f"{known}.") for known in KNOWN_KEYS):
@@ -109,7 +111,11 @@ def read_other_rates(folder: str, changes: Sequence[str]) -> Array:
                 f"predict: --set {change}: only {' and '.join(KNOWN_KEYS)} can be changed, "
                 "because the curve of a run says nothing about other keys"
             )
-    run = config.load(Pretraining, storage.join(folder, RUN_FILE), changes)
+    if any(change.startswith(f"{KNOWN_KEYS[0]}.kind") for change in changes):
+        warmup = config.load(Pretraining, file).training.schedule.warmup
+        kept = "{}" if warmup is None else f"{{warmup = {warmup}}}"
+        changes = [f"{KNOWN_KEYS[0]}={kept}", *changes]
+    run = config.load(Pretraining, file, changes)
     return schedule_shares(run, run.training.steps) * run.training.optimizer.lr
 
 
