@@ -32,7 +32,7 @@ def plant(name: str, noise: float = 0.0, seed: int = 0, until: int = STEPS) -> C
 
 def test_planted_constants_are_found() -> None:
     found = fit_curves([plant("cosine"), plant("wsd")], FEW).form
-    assert found.L0 == pytest.approx(TRUTH.L0, rel=0.02)
+    assert pytest.approx(TRUTH.L0, rel=0.02) == found.L0
     assert found.alpha == pytest.approx(TRUTH.alpha, rel=0.05)
     assert 1 - found.memory == pytest.approx(1 - TRUTH.memory, rel=0.3)  # a grid of values
     saved = found.C / (1 - found.memory), TRUTH.C / (1 - TRUTH.memory)

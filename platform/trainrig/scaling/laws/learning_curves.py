@@ -68,12 +68,15 @@ def read_run_curve(folder: str) -> Curve:
     run = config.load(Pretraining, storage.join(folder, RUN_FILE))
     updates = metrics.read_series(folder)
     if not updates:
-        raise DataError(f"{folder}: no step is in metrics.jsonl yet; wait until the run has trained")
+        raise DataError(
+            f"{folder}: no step is in metrics.jsonl yet; wait until the run has trained"
+        )
     done = int(updates[-1]["step"])
     steps = max(done, run.training.steps)
     shares = schedule_shares(run, steps)
-    logged = np.array([line["step"] for line in updates]), np.array(
-        [line["train/lr"] for line in updates], dtype=np.float64
+    logged = (
+        np.array([line["step"] for line in updates]),
+        np.array([line["train/lr"] for line in updates], dtype=np.float64),
     )
     cut = logged[1][-1] / (run.training.optimizer.lr * shares[done - 1] or math.inf) or 1.0
     rates = shares * run.training.optimizer.lr * cut

@@ -63,7 +63,7 @@ def _draw_curve(answer: CurveAnswer) -> ChartFacts:
         ),
         "columns": ("step", "measured", "law"),
         "rows": list(
-            zip(own.steps[-last:].tolist(), own.losses[-last:].tolist(), law[-last:].tolist())
+            zip(*(column[-last:].tolist() for column in (own.steps, own.losses, law)), strict=True)
         ),
         "cut": f", the last {last} of {len(own.losses)}" if last < len(own.losses) else "",
     }

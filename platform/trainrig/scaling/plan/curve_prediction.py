@@ -12,8 +12,8 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.annealing_law import Annealing, count_falls
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.law_formats import format_loss
+from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.learning_curves import (
     Curve,
     is_run_folder,
@@ -167,8 +167,8 @@ def describe_curve(found: CurvePrediction) -> Iterator[str]:
     yield f"  now {format_loss(found.measured)} after {found.done:,} steps of {found.run}"
     yield (
         f"  L = {law.L0:.4g} + {law.A:.4g} / S1^{law.alpha:.3g} - {law.C:.3g} S2, memory "
-        f"{law.memory:.5g} (Tissue et al. 2024, arXiv:2408.11029), fitted to {found.rows} losses of "
-        f"{found.curves} curve{'s' if found.curves > 1 else ''}, which differ from it by "
+        f"{law.memory:.5g} (Tissue et al. 2024, arXiv:2408.11029), fitted to {found.rows} losses "
+        f"of {found.curves} curve{'s' if found.curves > 1 else ''}, which differ from it by "
         f"{found.noise:.2%}"
     )
     for warning in found.warnings:

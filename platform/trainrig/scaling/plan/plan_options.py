@@ -200,8 +200,8 @@ def predict(
 ) -> None:
     """Predict the loss of N parameters on D tokens by a law, or the end of a run by its curve.
 
-    For a law, give --params and --tokens, or with --csv a CSV or TSV file with a column for each. Its rows are
-    printed as CSV, or with --json as a list.
+    For a law, give --params and --tokens, or with --csv a CSV or TSV file with a column for each.
+    Its rows are printed as CSV, or with --json as a list.
 
     The interval is that of the law's expected loss under its bootstrap draws, without the noise of
     a single run. Published laws, such as hoffmann and besiroglu, have no draws and so no interval.

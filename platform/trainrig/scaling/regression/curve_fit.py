@@ -31,7 +31,8 @@ LOWEST = (0.0, -20.0, 0.01, 0.0)
 EXPONENTS = np.geomspace(0.05, 2, 20)  # values of alpha to start from
 POLISHED = 3  # values of `memory` of least squares from which Huber's loss is minimised
 CUTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # shares of a curve from which the rest of it is foretold
-NORMAL_95 = 1.96  # standard deviations on both sides of the mean that hold 95% of a normal law
+BLOCKS = 8  # stretches of a curve whose residuals count as independent of each other
+WIDTH = 2.0  # half the width of a 95% interval, in standard deviations
 
 
 class CurveFit(Settings):
@@ -75,7 +76,7 @@ class FittedCurves:
         variance = float(np.var(drawn)) + self.noise**2 + self.drift**2 * distance
         if new_schedule and self.transfer is not None:
             variance += self.transfer**2
-        half = NORMAL_95 * math.sqrt(variance)
+        half = WIDTH * math.sqrt(variance)
         return loss, Interval(low=loss * math.exp(-half), high=loss * math.exp(half))
 
 
@@ -91,14 +92,13 @@ def fit_curves(curves: Sequence[Curve], settings: CurveFit) -> FittedCurves:
             f"{curves[0].name}: {rows} held-out losses after the warm-up, and a curve needs "
             f"{UNKNOWNS + 1} or more; wait, or measure more often with training.held_out.every"
         )
-    form = _fit(chosen, settings)
-    residuals = [
-        np.log(curve.losses) - np.log(_predict_rows(form, curve)) for curve in chosen
-    ]
+    problems, starts, squares = _search_memories(chosen, settings)
+    form = _polish(problems, starts, squares, settings)
+    residuals = [np.log(curve.losses) - np.log(_predict_rows(form, curve)) for curve in chosen]
     noise = float(np.sqrt(sum((own**2).sum() for own in residuals) / (rows - UNKNOWNS)))
     return FittedCurves(
         form,
-        tuple(_draw(form, chosen, residuals, settings)),
+        tuple(_draw(form, chosen, residuals, (problems, starts, squares), settings)),
         tuple(curves),
         rows,
         noise,
@@ -125,16 +125,30 @@ def _predict_rows(form: Annealing, curve: Curve) -> Array:
 
 
 def _fit(curves: Sequence[Curve], settings: CurveFit) -> Annealing:
-    """Return the law of least loss over all values of `memory`; without a fall, C is 0."""
+    return _polish(*_search_memories(curves, settings), settings)
+
+
+def _search_memories(
+    curves: Sequence[Curve], settings: CurveFit
+) -> tuple[list["_Problem"], list[Array], Array]:
+    """Return the problem of each value of `memory`, its start, and the least sum of squares there.
+
+    Without a fall of the rate, `memory` has no effect, and there is one problem.
+    """
     peak = max(float(curve.rates[: curve.done].max()) for curve in curves)
     longest = max(curve.done for curve in curves)
-    horizons = np.geomspace(2, max(4, longest / 2), settings.memories)
+    horizons = np.geomspace(2, max(4, longest / 2), settings.memories)  # in steps
     memories = 1 - 1 / horizons if any(map(has_fallen, curves)) else np.zeros(1)
     problems = [_Problem.build(curves, peak, float(memory)) for memory in memories]
-    starts = sorted(
-        ((*problem.find_start(), problem) for problem in problems), key=lambda start: start[0]
-    )
-    fits = [problem.solve(start, settings) for _, start, problem in starts[:POLISHED]]
+    found = [problem.find_start() for problem in problems]
+    return problems, [start for _, start in found], np.array([left**2 for left, _ in found])
+
+
+def _polish(
+    problems: Sequence["_Problem"], starts: Sequence[Array], squares: Array, settings: CurveFit
+) -> Annealing:
+    best = np.argsort(squares, kind="stable")[:POLISHED]
+    fits = [problems[index].solve(starts[index], settings) for index in best]
     return min(fits, key=lambda fit: fit[0])[1]
 
 
@@ -215,29 +229,34 @@ class _Problem:
 
 
 def _draw(
-    form: Annealing, curves: Sequence[Curve], residuals: Sequence[Array], settings: CurveFit
+    form: Annealing,
+    curves: Sequence[Curve],
+    residuals: Sequence[Array],
+    search: tuple[Sequence["_Problem"], Sequence[Array], Array],
+    settings: CurveFit,
 ) -> Iterator[Annealing]:
-    """Yield laws fitted to losses whose residuals have random signs, the same within a fifth.
+    """Yield laws fitted to losses whose residuals have random signs, the same within a block.
 
     Residuals next to each other are alike, so that signs of single ones would make the draws agree
-    too well (block wild bootstrap).
+    too well (block wild bootstrap). Each draw has a `memory` as often as the losses bear it.
     """
+    problems, starts, squares = search
     random = np.random.default_rng(settings.seed)
-    problem = _Problem.build(curves, form.peak, form.memory)
-    start = np.array([form.L0, math.log(form.A), form.alpha, form.C])
-    for _ in range(settings.draws):
+    independent = BLOCKS * len(curves)
+    likelihood = (squares / squares.min()) ** (-independent / 2)
+    for index in random.choice(len(problems), settings.draws, p=likelihood / likelihood.sum()):
         losses = np.concatenate(
             [
                 np.log(_predict_rows(form, curve)) + own * _draw_signs(random, len(own))
                 for curve, own in zip(curves, residuals, strict=True)
             ]
         )
-        yield replace(problem, targets=losses).solve(start, settings)[1]
+        yield replace(problems[index], targets=losses).solve(starts[index], settings)[1]
 
 
 def _draw_signs(random: np.random.Generator, rows: int) -> NDArray[Any]:
-    signs = random.choice([-1.0, 1.0], size=5)
-    return signs[np.arange(rows) * 5 // max(1, rows)]
+    signs = random.choice([-1.0, 1.0], size=BLOCKS)
+    return signs[np.arange(rows) * BLOCKS // max(1, rows)]
 
 
 def _measure_drift(curves: Sequence[Curve], noise: float, settings: CurveFit) -> float | None:
