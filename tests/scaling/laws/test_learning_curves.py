@@ -81,6 +81,8 @@ def test_a_column_of_runs_separates_curves(tmp_path: Path) -> None:
         ("step,loss,lr\n0,2,.1\n", r":2: step 0: give a whole number"),
         ("step,loss,lr\n1.5,2,.1\n", r":2: step 1.5"),
         ("step,loss,lr\n1,2,.1\n1,3,.1\n", "step 1 of .* is given twice"),
+        ("step,loss,lr\n1,,.1\n2,,.1\n", "has no loss; give the losses of the steps so far"),
+        ("step,loss,lr\n1,2,0\n2,2,0\n", "all learning rates of .* are 0"),
         ("step,loss,lr\n1,2,much\n", r":2: lr should be a number, found 'much'"),
     ],
 )
@@ -118,3 +120,7 @@ def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 20, 0)
     with pytest.raises(DataError, match=r"no step is in metrics.jsonl yet"):
         read_curves(str(folder))
+    with pytest.raises(
+        DataError, match=r"no held-out loss is in metrics.jsonl yet.*held_out.every"
+    ):
+        read_curves(str(write_run(tmp_path / "begun", 20, 1)))

@@ -84,6 +84,11 @@ def read_run_curve(folder: str) -> Curve:
     measured = [
         line for line in metrics.read_held_out_series(folder) if 0 < int(line["step"]) <= done
     ]
+    if not measured:
+        raise DataError(
+            f"{folder}: no held-out loss is in metrics.jsonl yet; wait, or measure more often with "
+            "training.held_out.every"
+        )
     return Curve(
         folder,
         rates,
@@ -179,6 +184,10 @@ def _build_curve(path: str, name: str, steps: Array, losses: Array, rates: Array
             f"{path}: step {twice[0]:g} of '{name}' is given twice; several runs need a column run"
         )
     measured = ~np.isnan(losses)
-    done = int(steps[measured][-1]) if measured.any() else 0
+    if not measured.any():
+        raise DataError(f"{path}: '{name}' has no loss; give the losses of the steps so far")
+    done = int(steps[measured][-1])
+    if not rates[steps <= done].any():
+        raise DataError(f"{path}: all learning rates of '{name}' are 0, so it learned nothing")
     all_rates = np.interp(np.arange(1, int(steps[-1]) + 1), steps, rates)
     return Curve(name, all_rates, steps[measured].astype(np.int64), losses[measured], done)
