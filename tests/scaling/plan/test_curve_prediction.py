@@ -12,10 +12,10 @@ from trainrig import cli
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.annealing_law import Annealing
+from trainrig.scaling.plan.curve_page import write_curve
 from trainrig.scaling.plan.curve_prediction import (
     describe_curve,
     predict_curve,
-    write_curve,
 )
 from trainrig.scaling.regression.curve_fit import CurveFit
 from trainrig.train.run_file.run_files import Pretraining

@@ -1,12 +1,18 @@
-"""HTML page of a prediction from learning curves."""
+"""Output of `trainrig predict RUN --out`: the record and the HTML page `report.html`."""
+
+import json
 
 import numpy as np
 
+from trainrig import storage
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling.laws.law_formats import format_interval, format_loss
 from trainrig.scaling.plan.curve_prediction import CurveAnswer
+from trainrig.storage.writable import check_folder
 
+RECORD = "curve.json"
+PAGE = "report.html"
 POINTS = 300  # most points of a drawn line
 TABLE_ROWS = 40
 
@@ -86,3 +92,13 @@ def _draw_rates(answer: CurveAnswer) -> ChartFacts:
         "columns": ("schedule", "step", "learning rate"),
         "rows": rows,
     }
+
+
+def write_curve(answer: CurveAnswer, out: str) -> tuple[str, str]:
+    """Write `curve.json` and the page into the folder `out`, and return their paths."""
+    check_folder(out)
+    paths = storage.join(out, RECORD), storage.join(out, PAGE)
+    data = json.dumps(answer.found.model_dump(mode="json"), indent=2)
+    storage.write(paths[0], f"{data}\n".encode())
+    storage.write(paths[1], build_curve_page(answer, paths[0]).encode())
+    return paths

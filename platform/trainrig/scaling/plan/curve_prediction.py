@@ -1,13 +1,11 @@
 """Prediction of a run's loss from its learning curve: `trainrig predict RUN`."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig import storage
 from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.annealing_law import Annealing, count_falls
@@ -22,10 +20,7 @@ from trainrig.scaling.laws.learning_curves import (
 )
 from trainrig.scaling.laws.runs_files import TEXT_SUFFIXES
 from trainrig.scaling.regression.curve_fit import CurveFit, FittedCurves, fit_curves
-from trainrig.storage.writable import check_folder
 
-RECORD = "curve.json"
-PAGE = "report.html"
 # A decay of this share of the steps so far is a fifth of the whole run, from which on it does as
 # well as a cosine (Hägele et al. 2024, arXiv:2405.18392, figure 5).
 DECAY_SHARE = 0.25
@@ -173,16 +168,3 @@ def describe_curve(found: CurvePrediction) -> Iterator[str]:
     )
     for warning in found.warnings:
         yield f"! {warning}"
-
-
-def write_curve(answer: CurveAnswer, out: str) -> tuple[str, str]:
-    """Write `curve.json` and the page into the folder `out`, and return their paths."""
-    # Imported here because plotting is slow to import, and a prediction alone needs none.
-    from trainrig.scaling.plan.curve_page import build_curve_page
-
-    check_folder(out)
-    paths = storage.join(out, RECORD), storage.join(out, PAGE)
-    data = json.dumps(answer.found.model_dump(mode="json"), indent=2)
-    storage.write(paths[0], f"{data}\n".encode())
-    storage.write(paths[1], build_curve_page(answer, paths[0]).encode())
-    return paths

@@ -255,10 +255,15 @@ def _predict_curve(
     out: str | None,
     as_json: bool,
 ) -> None:
-    from trainrig.scaling.plan.curve_prediction import describe_curve, predict_curve, write_curve
+    from trainrig.scaling.plan.curve_prediction import describe_curve, predict_curve
 
     answer = predict_curve(run, others, decay, changes)
-    written = write_curve(answer, out) if out is not None else ()
+    written: tuple[str, ...] = ()
+    if out is not None:
+        # Imported here because plotting is slow to import, and a prediction alone needs none.
+        from trainrig.scaling.plan.curve_page import write_curve
+
+        written = write_curve(answer, out)
     if as_json:
         print(json.dumps({**answer.found.model_dump(mode="json"), "written": written}))
         return
