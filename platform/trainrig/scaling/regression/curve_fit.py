@@ -147,7 +147,7 @@ def _search_memories(
 def _polish(
     problems: Sequence["_Problem"], starts: Sequence[Array], squares: Array, settings: CurveFit
 ) -> Annealing:
-    best = np.argsort(squares, kind="stable")[:POLISHED]
+    best: list[int] = np.argsort(squares, kind="stable")[:POLISHED].tolist()
     fits = [problems[index].solve(starts[index], settings) for index in best]
     return min(fits, key=lambda fit: fit[0])[1]
 
