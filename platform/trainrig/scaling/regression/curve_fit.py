@@ -243,7 +243,8 @@ def _draw(
     problems, starts, squares = search
     random = np.random.default_rng(settings.seed)
     independent = BLOCKS * len(curves)
-    likelihood = (squares / squares.min()) ** (-independent / 2)
+    bounded = np.maximum(squares, 1e-20)  # a fit without any error would divide by 0
+    likelihood = (bounded / bounded.min()) ** (-independent / 2)
     for index in random.choice(len(problems), settings.draws, p=likelihood / likelihood.sum()):
         losses = np.concatenate(
             [
