@@ -9,6 +9,7 @@ import pytest
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.learning_curves import (
+    list_differences,
     read_csv_curves,
     read_curves,
     read_other_rates,
@@ -55,7 +56,7 @@ def write_run(folder: Path, steps: int, done: int, cut_from: int | None = None) 
 def test_rates_between_rows_are_interpolated_and_steps_to_come_have_no_loss(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "Step,val/loss,LR\n2,4.0,.2\n4,3.0,.4\n6,,.0\n")
     (curve,) = read_csv_curves(path)
-    assert curve.rates == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.2, 0])
+    assert curve.rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.2, 0])
     assert curve.steps.tolist() == [2, 4]
     assert (curve.done, curve.total) == (4, 6)
 
@@ -80,6 +81,7 @@ def test_a_column_of_runs_separates_curves(tmp_path: Path) -> None:
         ("step,loss,lr\n1,inf,.1\n", r":2: loss inf"),
         ("step,loss,lr\n0,2,.1\n", r":2: step 0: give a whole number"),
         ("step,loss,lr\n1.5,2,.1\n", r":2: step 1.5"),
+        ("step,loss,lr\n1e12,2,.1\n", r":2: step 1e\+12: give at most 10,000,000"),
         ("step,loss,lr\n1,2,.1\n1,3,.1\n", "step 1 of .* is given twice"),
         ("step,loss,lr\n1,,.1\n2,,.1\n", "has no loss; give the losses of the steps so far"),
         ("step,loss,lr\n1,2,0\n2,2,0\n", "all learning rates of .* are 0"),
@@ -99,6 +101,39 @@ def test_a_run_folder_has_measured_rates_and_those_of_its_schedule(tmp_path: Pat
     assert curve.losses == pytest.approx([3.8, 3.6, 3.4, 3.2])
     assert curve.rates[:2] == pytest.approx([0.005, 0.01])
     assert curve.rates[2:] == pytest.approx(0.01 * np.arange(17, -1, -1) / 18)
+
+
+def test_steps_before_the_first_row_continue_a_rise_but_not_a_fall(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "step,loss,lr\n3,4,.1\n4,3,.3\n")
+    assert read_csv_curves(path)[0].rates == pytest.approx([0, 0, 0.1, 0.3])
+    path = write_csv(tmp_path, "step,loss,lr\n3,4,.3\n4,3,.1\n")
+    assert read_csv_curves(path)[0].rates == pytest.approx([0.3, 0.3, 0.3, 0.1])
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-1"])
+def test_a_held_out_loss_that_is_no_number_is_refused_with_its_step(
+    tmp_path: Path, value: str
+) -> None:
+    folder = write_run(tmp_path / "run", 20, 8)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 8, "attempt": 2, "time": 0.0, "eval/loss": {value}}}\n')
+    with pytest.raises(DataError, match=r"the held-out loss of step 8 is .*resume"):
+        read_curves(str(folder))
+
+
+def test_runs_with_too_many_steps_are_refused(tmp_path: Path) -> None:
+    folder = str(write_run(tmp_path / "run", 20, 8))
+    with pytest.raises(ConfigError, match=r"1,000,000,000,000 steps.*at most 10,000,000"):
+        read_other_rates(folder, ["training.steps=1000000000000"])
+
+
+def test_a_run_of_another_model_is_named_with_its_differences(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "first", 20, 8)
+    second = write_run(tmp_path / "second", 30, 8)
+    assert not list_differences(str(first), str(second))
+    file = second / "run.toml"
+    file.write_text(file.read_text().replace("channels = 8", "channels = 16"))
+    assert list_differences(str(first), str(second)) == ["model.channels"]
 
 
 def test_a_cut_of_the_rate_lasts(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ def test_the_description_has_a_line_for_each_schedule(tmp_path: Path) -> None:
     [
         (["--params", "1e9"], "--params does not go with a run or a CSV of losses"),
         (["--csv", "sizes.csv"], "--csv does not go with a run"),
+        (["--epochs", "0"], "--epochs does not go with a run"),
+        (["--decay", "1000000000000"], "1,000,000,000,700 steps"),
     ],
 )
 def test_options_of_laws_are_refused_for_runs(
@@ -143,6 +145,42 @@ def test_options_of_laws_are_refused_for_runs(
         cli.main(["predict", running, *arguments])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_same_curve_twice_is_refused(tmp_path: Path) -> None:
+    running = write_run(tmp_path / "running", "Cosine", 700)
+    with pytest.raises(ConfigError, match=r"the same losses as .*leave it out"):
+        predict_curve(running, [f"{running}/."], settings=FEW)
+
+
+def test_a_run_with_another_peak_rate_brings_a_warning(tmp_path: Path) -> None:
+    running = write_run(tmp_path / "running", "Cosine", 700)
+    other = write_run(tmp_path / "other", "WarmupStableDecay", STEPS)
+    assert not predict_curve(running, [other], settings=FEW).found.warnings
+    file = Path(other) / "run.toml"
+    file.write_text(file.read_text().replace("lr = 0.003", "lr = 0.006"))
+    (warning,) = predict_curve(running, [other], settings=FEW).found.warnings
+    assert f"{other} has another training.optimizer.lr" in warning
+
+
+def test_the_page_does_not_replace_that_of_a_run(tmp_path: Path) -> None:
+    running = write_run(tmp_path / "running", "Cosine", 700)
+    with pytest.raises(ConfigError, match=r"is the folder of a run.*name another"):
+        write_curve(predict_curve(running, settings=FEW), running)
+    assert not (Path(running) / "report.html").exists()
+
+
+def test_the_page_repeats_the_command_of_a_csv_with_several_runs(tmp_path: Path) -> None:
+    rates = [TRUTH.peak * (1 - step / 1_250) for step in range(STEPS)]
+    table = Path(write_table(tmp_path / "my curve.csv", rates, 800))
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(["run," + lines[0], *(f"first,{line}" for line in lines[1:])]))
+    other = write_run(tmp_path / "other", "Cosine", 700)
+    answer = predict_curve(str(table), [other], decay=60, settings=FEW)
+    assert answer.found.run == "first"
+    assert answer.command == f"trainrig predict '{table}' --curves {other} --decay 60"
+    page, _ = write_curve(answer, str(tmp_path / "out"))[::-1]
+    assert f"--curves {other} --decay 60" in Path(page).read_text()
 
 
 def test_options_of_runs_are_refused_for_laws(capsys: pytest.CaptureFixture[str]) -> None:

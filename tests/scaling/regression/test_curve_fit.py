@@ -68,6 +68,16 @@ def test_a_run_before_its_decay_learns_the_effect_of_one_from_another_run() -> N
     assert interval.contains(truth)
 
 
+def test_a_decay_that_only_other_runs_show_has_the_interval_of_another_schedule() -> None:
+    others = [plant("cosine", 4e-3, 1), plant("constant", 4e-3, 2)]
+    running = plant("wsd", 4e-3, until=700)
+    both = fit_curves([running, *others], FEW)
+    assert both.predict(running.rates, False)[1] == both.predict(running.rates, True)[1]
+    decaying = plant("wsd", 4e-3, until=900)
+    both = fit_curves([decaying, *others], FEW)
+    assert both.predict(decaying.rates, False)[1] != both.predict(decaying.rates, True)[1]
+
+
 def test_an_interval_grows_with_the_distance() -> None:
     fitted = fit_curves([plant("constant", 3e-3, 4, until=500)], FEW)
     rates = np.full(20_000, TRUTH.peak)

@@ -25,6 +25,9 @@ Steps = NDArray[np.int64]
 RUN_FILE = "run.toml"
 # Keys of a run file whose effect on the loss a law along a run knows.
 KNOWN_KEYS = ("training.schedule", "training.steps")
+# Parts of a run file that runs of the same law share.
+SHARED_KEYS = ("tokens", "model", "batches", "training.optimizer")
+MOST_STEPS = 10_000_000  # the arrays of longer runs would fill the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,13 @@ def read_run_curve(folder: str) -> Curve:
             f"{folder}: no held-out loss is in metrics.jsonl yet; wait, or measure more often with "
             "training.held_out.every"
         )
+    for line in measured:
+        loss = line["eval/loss"]
+        if loss is None or not (loss > 0 and math.isfinite(loss)):
+            raise DataError(
+                f"{folder}: the held-out loss of step {line['step']:,} is no number above 0, so "
+                "training diverged; resume the run from a checkpoint before it"
+            )
     return Curve(
         folder,
         rates,
@@ -100,8 +110,36 @@ def read_run_curve(folder: str) -> Curve:
 
 def schedule_shares(run: Pretraining, steps: int) -> Array:
     """Return the share of the peak rate [T] at each of `steps` steps under the run's schedule."""
+    check_steps(f"{run.output}: training.steps", steps)
     multiplier: Callable[[int, int], float] = run.training.schedule.multiplier
     return np.array([multiplier(step, run.training.steps) for step in range(steps)])
+
+
+def check_steps(place: str, steps: float) -> None:
+    """Raise ConfigError if a run of `steps` steps is too long to be predicted."""
+    if steps > MOST_STEPS:
+        raise ConfigError(f"{place}: {steps:,} steps; a curve has at most {MOST_STEPS:,}")
+
+
+def list_differences(folder: str, other: str) -> list[str]:
+    """Return the keys that two runs would share if one law held for both, but do not."""
+    runs = [
+        config.load(Pretraining, storage.join(name, RUN_FILE)).model_dump()
+        for name in (folder, other)
+    ]
+    found: list[str] = []
+    for key in SHARED_KEYS:
+        values: list[Any] = runs
+        for part in key.split("."):
+            values = [value[part] for value in values]
+        if values[0] == values[1]:
+            continue
+        if all(isinstance(value, dict) for value in values):
+            names = [name for name in values[0] if values[0][name] != values[1].get(name)]
+            found += [f"{key}.{name}" for name in names] or [key]
+        else:
+            found.append(key)
+    return found
 
 
 def read_other_rates(folder: str, changes: Sequence[str]) -> Array:
@@ -130,9 +168,10 @@ def read_other_rates(folder: str, changes: Sequence[str]) -> Array:
 def read_csv_curves(path: str) -> list[Curve]:
     """Read the curves of a CSV with the columns step, loss and learning rate, and optionally run.
 
-    Rates between two rows are interpolated, and steps before the first row have its rate. Rows
-    without a loss after the last measured step are steps to come. Raises DataError, with the line,
-    for a missing column, a negative rate, or a loss that is no positive number.
+    Rates between two rows are interpolated. Steps before the first row have its rate, or continue
+    the rise to the second row, which is a warm-up. Rows without a loss after the last measured step
+    are steps to come. Raises DataError, with the line, for a missing column, a negative rate, or a
+    loss that is no positive number.
     """
     table = runs_files.parse(path)
     headers = {
@@ -168,6 +207,10 @@ def read_csv_curves(path: str) -> list[Curve]:
 def _check_row(place: str, step: float, loss: float, rate: float) -> None:
     if not (step >= 1 and step == round(step)):
         raise DataError(f"{place}: step {step:g}: give a whole number from 1")
+    if step > MOST_STEPS:
+        raise DataError(
+            f"{place}: step {step:g}: give at most {MOST_STEPS:,}, counted in updates of the model"
+        )
     if not (rate >= 0 and math.isfinite(rate)):
         raise DataError(f"{place}: learning rate {rate:g}: give a number of 0 or more")
     if not math.isnan(loss) and not (loss > 0 and math.isfinite(loss)):
@@ -189,5 +232,10 @@ def _build_curve(path: str, name: str, steps: Array, losses: Array, rates: Array
     done = int(steps[measured][-1])
     if not rates[steps <= done].any():
         raise DataError(f"{path}: all learning rates of '{name}' are 0, so it learned nothing")
-    all_rates = np.interp(np.arange(1, int(steps[-1]) + 1), steps, rates)
+    all_steps = np.arange(1, int(steps[-1]) + 1)
+    all_rates = np.interp(all_steps, steps, rates)
+    if len(steps) > 1 and rates[1] > rates[0]:
+        slope = (rates[1] - rates[0]) / (steps[1] - steps[0])
+        before = all_steps < steps[0]
+        all_rates[before] = np.maximum(0, rates[0] + slope * (all_steps[before] - steps[0]))
     return Curve(name, all_rates, steps[measured].astype(np.int64), losses[measured], done)

@@ -5,9 +5,11 @@ import json
 import numpy as np
 
 from trainrig import storage
+from trainrig.errors import ConfigError
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling.laws.law_formats import format_interval, format_loss
+from trainrig.scaling.laws.learning_curves import is_run_folder
 from trainrig.scaling.plan.curve_prediction import CurveAnswer
 from trainrig.storage.writable import check_folder
 
@@ -39,6 +41,7 @@ def build_curve_page(answer: CurveAnswer, record: str) -> str:
             for end in found.predictions
         ],
         record=record,
+        again=answer.command,
     )
 
 
@@ -96,6 +99,10 @@ def _draw_rates(answer: CurveAnswer) -> ChartFacts:
 
 def write_curve(answer: CurveAnswer, out: str) -> tuple[str, str]:
     """Write `curve.json` and the page into the folder `out`, and return their paths."""
+    if is_run_folder(out):
+        raise ConfigError(
+            f"{out}: is the folder of a run, whose {PAGE} would be replaced; name another folder"
+        )
     check_folder(out)
     paths = storage.join(out, RECORD), storage.join(out, PAGE)
     data = json.dumps(answer.found.model_dump(mode="json"), indent=2)

@@ -1,6 +1,7 @@
 """Prediction of a run's loss from its learning curve: `trainrig predict RUN`."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ from trainrig.scaling.laws.law_formats import format_loss
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.learning_curves import (
     Curve,
+    check_steps,
     is_run_folder,
+    list_differences,
     read_curves,
     read_other_rates,
 )
@@ -56,6 +59,7 @@ class CurveAnswer:
     found: CurvePrediction
     fitted: FittedCurves
     rates: tuple[Array, ...]  # of each of `found.predictions`
+    command: str  # command that predicts the same again
 
 
 def is_curve(path: str) -> bool:
@@ -82,7 +86,16 @@ def predict_curve(
             "predict: --set changes the run file of a run, and a CSV has none; add rows without a "
             "loss to the CSV for the steps to come"
         )
-    further += [curve for other in others for curve in read_curves(other)]
+    warnings = []
+    for other in others:
+        added = read_curves(other)
+        if any(_have_same_losses(curve, known) for curve in added for known in [own, *further]):
+            raise ConfigError(
+                f"predict: --curves {other} has the same losses as a curve that is already fitted; "
+                "leave it out"
+            )
+        further += added
+        warnings += _compare_runs(path, other)
     fitted = fit_curves([own, *further], settings or CurveFit())
     schedules = list(_list_schedules(path, own, decay, changes))
     known = [item for item in schedules if fitted.anneals or not (count_falls(item[1]) > 0).any()]
@@ -107,9 +120,30 @@ def predict_curve(
         curves=1 + len(further),
         noise=fitted.noise,
         predictions=tuple(predictions),
-        warnings=tuple(_find_warnings(fitted, left_out)),
+        warnings=(*warnings, *_find_warnings(fitted, left_out)),
     )
-    return CurveAnswer(found, fitted, tuple(rates for _, rates, _ in known))
+    command = ["trainrig", "predict", path]
+    for other in others:
+        command += ["--curves", other]
+    if decay is not None:
+        command += ["--decay", str(decay)]
+    for change in changes:
+        command += ["--set", change]
+    return CurveAnswer(found, fitted, tuple(rates for _, rates, _ in known), shlex.join(command))
+
+
+def _have_same_losses(first: Curve, second: Curve) -> bool:
+    return np.array_equal(first.steps, second.steps) and np.array_equal(first.losses, second.losses)
+
+
+def _compare_runs(path: str, other: str) -> Iterator[str]:
+    if not (is_run_folder(path) and is_run_folder(other)):
+        return
+    if found := list_differences(path, other):
+        yield (
+            f"{other} has another {', '.join(found)} than {path}, so one law does not hold for "
+            "both; give only runs of the same model, text, batch size and peak rate."
+        )
 
 
 def _put_unfinished_first(curves: Sequence[Curve]) -> list[Curve]:
@@ -126,6 +160,7 @@ def _list_schedules(
     now = own.rates[own.done - 1]
     if decay is not None or now > 0:
         steps = decay or max(1, math.ceil(DECAY_SHARE * own.done))
+        check_steps(f"predict: {own.done:,} steps and --decay {steps:,}", own.done + steps)
         falling = now * (1 - np.sqrt(np.arange(1, steps + 1) / steps))
         name = f"a decay to 0 in {steps:,} steps that begins now"
         yield name, np.concatenate([own.rates[: own.done], falling]), True

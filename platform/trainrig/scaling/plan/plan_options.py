@@ -216,7 +216,8 @@ def predict(
     sizes["unique-tokens"] = unique_tokens
     of_curves = {"curves": curves, "decay": decay, "set": changes, "out": out}
     along = is_curve(law)
-    if given := [name for name, value in (sizes if along else of_curves).items() if value]:
+    unfit = sizes if along else of_curves
+    if given := [name for name, value in unfit.items() if value not in (None, [])]:
         kind = "a run or a CSV of losses" if along else "a law"
         raise ConfigError(f"predict: --{given[0]} does not go with {kind}; leave it out")
     if along:
@@ -238,7 +239,10 @@ def predict(
         print(json.dumps(as_data) if as_json else format_csv(rows))
         return
     if params is None or tokens is None:
-        raise ConfigError("predict: give --params and --tokens, or a table of them with --csv FILE")
+        raise ConfigError(
+            "predict: give --params and --tokens, or a table of them with --csv FILE; or a run's "
+            f"folder, and {law} has no run.toml"
+        )
     found = predict_loss(find_law(law), params, tokens, epochs, unique_tokens)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))

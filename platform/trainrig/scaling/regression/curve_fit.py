@@ -64,7 +64,8 @@ class FittedCurves:
     def predict(self, rates: Array, new_schedule: bool) -> tuple[float, Interval | None]:
         """Return the loss after the last of the steps with the `rates`, and its 95% interval.
 
-        `new_schedule` says that the rates differ from those of the run in question.
+        `new_schedule` says that the rates differ from those of the run in question. If only the
+        other curves show what a fall of the rate gains, its own schedule counts as new, too.
         """
         loss = float(self.form.compute_losses(rates)[-1])
         if self.drift is None or not self.draws:
@@ -74,7 +75,8 @@ class FittedCurves:
         reached = sum_rates(own.rates)[own.done - 1]
         distance = abs(math.log(sum_rates(rates)[-1] / reached))
         variance = float(np.var(drawn)) + self.noise**2 + self.drift**2 * distance
-        if new_schedule and self.transfer is not None:
+        unseen = not has_fallen(own) and bool((count_falls(rates) > 0).any())
+        if (new_schedule or unseen) and self.transfer is not None:
             variance += self.transfer**2
         half = WIDTH * math.sqrt(variance)
         return loss, Interval(low=loss * math.exp(-half), high=loss * math.exp(half))
