@@ -86,7 +86,7 @@ def predict_curve(
             "predict: --set changes the run file of a run, and a CSV has none; add rows without a "
             "loss to the CSV for the steps to come"
         )
-    warnings = []
+    warnings: list[str] = []
     for other in others:
         added = read_curves(other)
         if any(_have_same_losses(curve, known) for curve in added for known in [own, *further]):
