@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
+from trainrig.optim import Schedule
 from trainrig.optim.schedules import Constant, Cosine, WarmupStableDecay
 from trainrig.scaling.laws.annealing_law import Annealing
 from trainrig.scaling.laws.learning_curves import Curve
@@ -11,7 +12,7 @@ from trainrig.scaling.regression.curve_fit import CurveFit, fit_curves
 
 TRUTH = Annealing(L0=1.6, A=5.0, alpha=0.45, C=1.5e-3, memory=0.98, peak=3e-3)
 STEPS = 1_000
-SCHEDULES = {
+SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup=50),
     "cosine": Cosine(warmup=50),
     "wsd": WarmupStableDecay(warmup=50),

@@ -10,7 +10,7 @@ from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling.laws.law_formats import format_interval, format_loss
 from trainrig.scaling.laws.learning_curves import is_run_folder
-from trainrig.scaling.plan.curve_prediction import CurveAnswer
+from trainrig.scaling.regression.curve_prediction import CurveAnswer
 from trainrig.storage.writable import check_folder
 
 RECORD = "curve.json"

@@ -210,7 +210,7 @@ def predict(
     A run's folder, or a CSV of its losses, is predicted by the annealing law of its learning curve:
     its end, and the loss after a decay that begins now.
     """
-    from trainrig.scaling.plan.curve_prediction import is_curve
+    from trainrig.scaling.regression.curve_prediction import is_curve
 
     sizes = {"params": params, "tokens": tokens, "csv": table, "epochs": epochs}
     sizes["unique-tokens"] = unique_tokens
@@ -259,7 +259,7 @@ def _predict_curve(
     out: str | None,
     as_json: bool,
 ) -> None:
-    from trainrig.scaling.plan.curve_prediction import describe_curve, predict_curve
+    from trainrig.scaling.regression.curve_prediction import describe_curve, predict_curve
 
     answer = predict_curve(run, others, decay, changes)
     written: tuple[str, ...] = ()

@@ -13,11 +13,11 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.annealing_law import Annealing
 from trainrig.scaling.plan.curve_page import write_curve
-from trainrig.scaling.plan.curve_prediction import (
+from trainrig.scaling.regression.curve_fit import CurveFit
+from trainrig.scaling.regression.curve_prediction import (
     describe_curve,
     predict_curve,
 )
-from trainrig.scaling.regression.curve_fit import CurveFit
 from trainrig.train.run_file.run_files import Pretraining
 
 TRUTH = Annealing(L0=1.6, A=5.0, alpha=0.45, C=1.5e-3, memory=0.98, peak=3e-3)
