@@ -101,7 +101,7 @@ def predict_curve(
     known = [item for item in schedules if fitted.anneals or not (count_falls(item[1]) > 0).any()]
     if not known:
         raise DataError(
-            f"{path}: the learning rate has not fallen yet, so what a decay gains is unknown; add "
+            f"{path}: the learning rate has not fallen yet, so the gain of a decay is unknown; add "
             "a run of the same model that decayed with --curves RUN"
         )
     predictions = []
@@ -171,7 +171,7 @@ def _list_schedules(
 def _find_warnings(fitted: FittedCurves, left_out: Sequence[str]) -> Iterator[str]:
     for name in left_out:
         yield (
-            f"Not predicted: {name}. The learning rate has not fallen yet, so what a decay gains "
+            f"Not predicted: {name}. The learning rate has not fallen yet, so the gain of a decay "
             "is unknown; add a run of the same model that decayed with --curves RUN."
         )
     if fitted.drift is None:
