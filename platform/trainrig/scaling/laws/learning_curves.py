@@ -143,7 +143,7 @@ def list_differences(folder: str, other: str) -> list[str]:
 
 
 def read_other_rates(folder: str, changes: Sequence[str]) -> Array:
-    """Return the rates [T] of the run in `folder` if it were trained anew with `changes`.
+    """Return the rates [T] of the run in `folder` when it is trained from the start with `changes`.
 
     `changes` are of the form `training.steps=3000`. Another kind of schedule keeps the warm-up and
     has its own defaults. Raises ConfigError for a key other than the schedule and the number of

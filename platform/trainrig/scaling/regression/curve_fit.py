@@ -53,13 +53,13 @@ class FittedCurves:
 
     form: Annealing
     draws: tuple[Annealing, ...]
-    curves: tuple[Curve, ...]  # of the run in question, then of others
+    curves: tuple[Curve, ...]  # the run in question comes first
     rows: int  # number of losses that were fitted
     noise: float  # standard deviation of the residuals of log loss
     # Standard deviation of the error of log loss by the time S1 has grown e-fold; None: unknown.
     drift: float | None
     transfer: float | None  # root mean square error of a curve that the others foretell
-    anneals: bool  # whether the rate has fallen in the fitted losses, so that C is known
+    anneals: bool  # The rate has fallen in the fitted losses, so that C is known.
 
     def predict(self, rates: Array, new_schedule: bool) -> tuple[float, Interval | None]:
         """Return the loss after the last of the steps with the `rates`, and its 95% interval.
@@ -75,7 +75,7 @@ class FittedCurves:
         reached = sum_rates(own.rates)[own.done - 1]
         distance = abs(math.log(sum_rates(rates)[-1] / reached))
         variance = float(np.var(drawn)) + self.noise**2 + self.drift**2 * distance
-        unseen = not has_fallen(own) and bool((count_falls(rates) > 0).any())
+        unseen = not shows_fall(own) and bool((count_falls(rates) > 0).any())
         if (new_schedule or unseen) and self.transfer is not None:
             variance += self.transfer**2
         half = WIDTH * math.sqrt(variance)
@@ -106,11 +106,11 @@ def fit_curves(curves: Sequence[Curve], settings: CurveFit) -> FittedCurves:
         noise,
         _measure_drift(chosen, noise, settings),
         _measure_transfer(chosen, settings),
-        any(map(has_fallen, chosen)),
+        any(map(shows_fall, chosen)),
     )
 
 
-def has_fallen(curve: Curve) -> bool:
+def shows_fall(curve: Curve) -> bool:
     """Return whether the rate fell before the last measured loss of `curve`."""
     last = curve.steps[-1] if len(curve.steps) else 0
     return bool((count_falls(curve.rates[:last]) > 0).any())
@@ -139,8 +139,8 @@ def _search_memories(
     """
     peak = max(float(curve.rates[: curve.done].max()) for curve in curves)
     longest = max(curve.done for curve in curves)
-    horizons = np.geomspace(2, max(4, longest / 2), settings.memories)  # in steps
-    memories = 1 - 1 / horizons if any(map(has_fallen, curves)) else np.zeros(1)
+    horizons = np.geomspace(2, max(4, longest / 2), settings.memories)
+    memories = 1 - 1 / horizons if any(map(shows_fall, curves)) else np.zeros(1)
     problems = [_Problem.build(curves, peak, float(memory)) for memory in memories]
     found = [problem.find_start() for problem in problems]
     return problems, [start for _, start in found], np.array([left**2 for left, _ in found])
@@ -273,7 +273,7 @@ def _measure_drift(curves: Sequence[Curve], noise: float, settings: CurveFit) ->
         fitted = sum(len(curve.losses) for curve in known)
         if fitted <= UNKNOWNS or not len(known[0].losses) or not len(later.losses):
             continue
-        if has_fallen(own) and not any(map(has_fallen, known)):
+        if shows_fall(own) and not any(map(shows_fall, known)):
             continue  # the effect of the falls to come was not known yet
         sums = sum_rates(own.rates)
         ahead = np.log(sums[later.steps - 1] / sums[known[0].steps[-1] - 1])
@@ -288,7 +288,7 @@ def _measure_transfer(curves: Sequence[Curve], settings: CurveFit) -> float | No
     for index, curve in enumerate(curves):
         others = [*curves[:index], *curves[index + 1 :]]
         rows = sum(len(other.losses) for other in others)
-        known = any(map(has_fallen, others)) or not has_fallen(curve)
+        known = any(map(shows_fall, others)) or not shows_fall(curve)
         if rows > UNKNOWNS and known and len(curve.losses):
             form = _fit(others, settings)
             errors.append(np.log(_predict_rows(form, curve) / curve.losses))

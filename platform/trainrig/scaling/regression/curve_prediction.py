@@ -32,7 +32,7 @@ DECAY_SHARE = 0.25
 class EndPrediction(Settings):
     """Predicted loss at the end of a schedule."""
 
-    schedule: str  # in words
+    schedule: str
     steps: int  # number of steps of the whole run
     loss: float  # nats per token
     interval: Interval | None  # interval of the loss of a single run
@@ -54,11 +54,11 @@ class CurvePrediction(Settings):
 
 @dataclass(frozen=True, eq=False)
 class CurveAnswer:
-    """What was predicted, the fit behind it, and the rates of each prediction."""
+    """Prediction of a run with its fit and the learning rates of each schedule."""
 
     found: CurvePrediction
     fitted: FittedCurves
-    rates: tuple[Array, ...]  # of each of `found.predictions`
+    rates: tuple[Array, ...]
     command: str  # command that predicts the same again
 
 
