@@ -375,6 +375,34 @@ def draw_law_zoo() -> str:
     return format_table(head, rows) + format_bench_source("law-zoo")
 
 
+def draw_crossed_curves() -> str:
+    """Return the errors of a schedule's losses that two other schedules foretell."""
+    rows = []
+    for found in read_bench("learning-curves")["crossed"]:
+        errors = [f"{found['end']:+.2%}", f"{found['mean']:.2%}", f"{found['worst']:.2%}"]
+        rows.append([found["schedule"], str(found["seed"]), f"{found['loss']:.4f}", *errors])
+    head = ["foretold", "seed", "last loss", "error of the end", "mean error", "worst error"]
+    return format_table(head, rows) + format_bench_source("learning-curves")
+
+
+def draw_begun_curves() -> str:
+    """Return the errors of the end of a run that its beginning foretells."""
+    groups: dict[tuple[str, float, bool], list[Any]] = {}
+    for found in read_bench("learning-curves")["begun"]:
+        key = found["schedule"], found["share"], found["helped"]
+        groups.setdefault(key, []).append(found)
+    rows = []
+    for (schedule, share, helped), runs in groups.items():
+        errors = ", ".join(f"{run['error']:+.2%}" for run in runs)
+        known = [run["interval"] for run in runs if run["interval"]]
+        held = f"{sum(run['held'] for run in runs)} of {len(known)}"
+        widths = ", ".join(f"{(high - low) / (high + low):.1%}" for low, high in known)
+        others = "with the two other schedules" if helped else "alone"
+        rows.append([schedule, f"{share:.0%}", others, errors, held, f"± {widths}"])
+    head = ["run", "trained", "fitted", "error of the end, two seeds", "within 95%", "interval"]
+    return format_table(head, rows) + format_bench_source("learning-curves")
+
+
 def draw_prediction_coverage() -> str:
     """Return how often intervals of predicted losses hold the loss, by the true form."""
     rows = []
@@ -531,6 +559,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,
+    "begun-curves": draw_begun_curves,
+    "crossed-curves": draw_crossed_curves,
     "law-zoo": draw_law_zoo,
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,

@@ -41,6 +41,8 @@ SYNONYMS = {
     "recipe": ("dataset", "corpus"),
     "unique_tokens": ("unique",),
     "trial": ("run", "run_name", "run_id"),
+    "step": ("steps", "iteration", "iter", "global_step"),
+    "learning_rate": ("lr", "train_lr", "rate"),
 }
 # Headers of losses in other units than nats per token.
 OTHER_UNITS = {

@@ -1,6 +1,7 @@
 """Options of `trainrig plan` and `trainrig predict`; dependencies are imported when they run."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -124,8 +125,9 @@ def predict(
     law: Annotated[
         str,
         typer.Argument(
-            metavar="LAW.json|NAME",
-            help="Law file of `trainrig fit`, or the name of a published law.",
+            metavar="LAW.json|NAME|RUN|CSV",
+            help="Law file of `trainrig fit`, or the name of a published law; or a training run's "
+            "folder, or a CSV with columns step, loss and learning_rate.",
         ),
     ],
     params: Annotated[
@@ -164,17 +166,63 @@ def predict(
             help="Unique tokens among them, instead of --epochs.  [default: all]",
         ),
     ] = None,
+    curves: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN|CSV",
+            help="Further run of the same model and text, whose losses are fitted too; repeatable.",
+        ),
+    ] = None,
+    decay: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            min=1,
+            help="Steps of a decay that begins now.  [default: a quarter of the steps so far]",
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="a.b=value",
+            help="Predict a new run, too, with this key of the run file changed: "
+            "training.steps or training.schedule; repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write curve.json and its page to.  [default: none]"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict the loss of N parameters trained on D tokens by a scaling law, with its interval.
+    """Predict the loss of N parameters on D tokens by a law, or the end of a run by its curve.
 
-    Give --params and --tokens, or with --csv a CSV or TSV file with a column for each. Its rows are
-    printed as CSV, or with --json as a list.
+    For a law, give --params and --tokens, or with --csv a CSV or TSV file with a column for each.
+    Its rows are printed as CSV, or with --json as a list.
 
     The interval is that of the law's expected loss under its bootstrap draws, without the noise of
     a single run. Published laws, such as hoffmann and besiroglu, have no draws and so no interval.
     A warning with the factor shows where N or D lie outside of the law's runs.
+
+    A run's folder, or a CSV of its losses, is predicted by the annealing law of its learning curve:
+    its end, and the loss after a decay that begins now.
     """
+    from trainrig.scaling.regression.curve_prediction import is_curve
+
+    sizes = {"params": params, "tokens": tokens, "csv": table, "epochs": epochs}
+    sizes["unique-tokens"] = unique_tokens
+    of_curves = {"curves": curves, "decay": decay, "set": changes, "out": out}
+    along = is_curve(law)
+    unfit = sizes if along else of_curves
+    if given := [name for name, value in unfit.items() if value not in (None, [])]:
+        kind = "a run or a CSV of losses" if along else "a law"
+        raise ConfigError(f"predict: --{given[0]} does not go with {kind}; leave it out")
+    if along:
+        _predict_curve(law, curves or (), decay, changes or (), out, as_json)
+        return
     from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
     from trainrig.scaling.plan.plan_verb import find_law
 
@@ -191,10 +239,37 @@ def predict(
         print(json.dumps(as_data) if as_json else format_csv(rows))
         return
     if params is None or tokens is None:
-        raise ConfigError("predict: give --params and --tokens, or a table of them with --csv FILE")
+        raise ConfigError(
+            "predict: give --params and --tokens, or a table of them with --csv FILE; or a run's "
+            f"folder, and {law} has no run.toml"
+        )
     found = predict_loss(find_law(law), params, tokens, epochs, unique_tokens)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))
         return
     for line in describe_prediction(found):
+        print(line)
+
+
+def _predict_curve(
+    run: str,
+    others: Sequence[str],
+    decay: int | None,
+    changes: Sequence[str],
+    out: str | None,
+    as_json: bool,
+) -> None:
+    from trainrig.scaling.regression.curve_prediction import describe_curve, predict_curve
+
+    answer = predict_curve(run, others, decay, changes)
+    written: tuple[str, ...] = ()
+    if out is not None:
+        # Imported here because plotting is slow to import, and a prediction alone needs none.
+        from trainrig.scaling.plan.curve_page import write_curve
+
+        written = write_curve(answer, out)
+    if as_json:
+        print(json.dumps({**answer.found.model_dump(mode="json"), "written": written}))
+        return
+    for line in (*describe_curve(answer.found), *(f"wrote {path}" for path in written)):
         print(line)
