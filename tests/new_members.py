@@ -378,7 +378,7 @@ NAMES = {
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),
     "corpus/filters/filters.py": (
-        ("limits import Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
+        ("limits import Among, Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
         ("_Rule = (\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (

@@ -40,7 +40,7 @@ class _Warmed(Settings):
         return self.warmup
 
     def multiplier(self, step: int, steps: int) -> float:
-        """Return the share of the peak at `step` of `steps`; that of the last step after it."""
+        """Return the share of the peak at `step` of `steps`; later steps keep the last share."""
         warmup = self.warmup_steps(steps)
         if step < warmup:
             return (step + 1) / warmup

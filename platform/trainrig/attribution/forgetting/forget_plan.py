@@ -253,7 +253,8 @@ def _check_base(
             )
         try:
             base = find_base(parent, origin)
-        except ConfigError:  # its weights are not needed here, but what they learned is unknown
+        except ConfigError:
+            # What the lost weights learned is unknown. The replay does not need them.
             return parent.continue_from
     return None
 

@@ -23,7 +23,7 @@ def _read_norm(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_keys(rope: keys.Keys) -> tuple[keys.Keys, ...]:
-    """Return the keys that both families share, with those of `rope`."""
+    """Return the keys that both families share, and the keys of `rope`."""
     return (
         keys.convert_sizes(positions=8192, epsilon=1e-5, tied=True),
         keys.Keys(_read_norm, lambda config: {"layer_norm_eps": config.norm.epsilon}),

@@ -76,7 +76,7 @@ QK_NORMS = llama.list_norms(
 
 
 def _list_qwen3_keys(kv_heads: int) -> tuple[keys.Keys, ...]:
-    """Return all keys except those of the feed-forward network."""
+    """Return all keys outside the feed-forward network."""
 
     def read_attention(config: HubConfig, before: dict[str, Any]) -> dict[str, Any]:
         window = _read_window(config, before)
