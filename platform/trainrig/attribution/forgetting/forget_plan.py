@@ -254,7 +254,7 @@ def _check_base(
         try:
             base = find_base(parent, origin)
         except ConfigError:
-            # What the lost weights learned is unknown. The replay does not need them.
+            # A replay can do without these weights. The pages behind them are unknown.
             return parent.continue_from
     return None
 
