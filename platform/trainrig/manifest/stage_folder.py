@@ -143,6 +143,40 @@ class Stage:
         return manifest
 
 
+def _describe_lasting_difference(
+    there: stage_records.Claim,
+    run: RunFile,
+    wanted: stage_records.Claim,
+    inputs: Mapping[str, str],
+) -> str:
+    """Describe the first differences between two claims, without what an unfinished run may change.
+
+    `wanted` is the claim of `run` on `inputs`, which do not include extendable ones.
+    """
+    lasting = extract_identity(run, extendable=False)
+    config = _drop_changeable(there.config, wanted.config, lasting)
+    kept = {
+        role: content
+        for role, content in there.inputs.items()
+        if role in inputs or role not in wanted.inputs
+    }
+    return stage_records.describe_difference(
+        there.model_copy(update={"config": config, "inputs": kept}),
+        wanted.model_copy(update={"config": lasting, "inputs": dict(inputs)}),
+    )
+
+
+def _drop_changeable(value: Any, wanted: Any, lasting: Any) -> Any:
+    """Return `value` without keys that `wanted` has and `lasting` lacks, in inner tables too."""
+    if not all(isinstance(one, Mapping) for one in (value, wanted, lasting)):
+        return value
+    return {
+        key: _drop_changeable(inner, wanted.get(key), lasting.get(key))
+        for key, inner in value.items()
+        if key in lasting or key not in wanted
+    }
+
+
 def build_claim(
     run: RunFile,
     inputs: Mapping[str, str],
@@ -200,10 +234,11 @@ def claim(
     finished = stage_records.find_manifest(folder)
     changed = finished is not None and bool(stage_records.describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
+        difference = _describe_lasting_difference(there, run, wanted, inputs)
+        difference = difference or stage_records.describe_difference(finished or there, wanted)
         raise OutputTaken(
-            f"{folder}: made by another run "
-            f"({stage_records.describe_difference(finished or there, wanted)}); choose another "
-            "`output`, or delete that folder"
+            f"{folder}: made by another run ({difference}); choose another `output`, or delete "
+            "that folder"
         )
     announce_changes(folder, there.environment, wanted.environment)
     if finished and changed:
