@@ -13,6 +13,7 @@ from trainrig.report.page_rendering import render_page
 MODEL_STAGES = ("pretrain", "posttrain", "rl")
 WIDTH = 160  # px of a box
 HEIGHT = 58
+LANE = 6  # px of the height in which a line passes a column
 ACROSS = 36  # px between two columns, in which lines run
 DOWN = 16
 EDGE = 8  # px around the picture
@@ -55,33 +56,63 @@ def describe_stage(node: LineageNode) -> str:
 
 
 def arrange_family(root: LineageNode) -> FamilyPicture:
-    """Place each output and input of a family tree in the picture."""
+    """Place each output and input of a family tree in the picture.
+
+    In the columns between an input and what was made from it, its line has a lane of its own, so
+    that it runs behind no box.
+    """
     nodes = {node.fingerprint: node for node in root.list_distinct()}
     # A lost second mention of an input must not hide the one that was found.
     nodes |= {node.fingerprint: node for node in root.iterate() if node.folder is not None}
-    columns = _measure_depths(root, nodes)
-    deepest = max(columns.values())
-    by_column: dict[int, list[LineageNode]] = {}
-    for name, depth in columns.items():
-        by_column.setdefault(depth, []).append(nodes[name])
-    tallest = max(map(len, by_column.values()))
-    height = tallest * (HEIGHT + DOWN) - DOWN + 2 * EDGE
-    boxes: dict[str, Box] = {}
-    for depth, members in sorted(by_column.items()):
-        used = len(members) * (HEIGHT + DOWN) - DOWN
-        top = (height - used) // 2
-        members = _sort_near_users(members, boxes)
-        for number, node in enumerate(members):
-            x = EDGE + depth * (WIDTH + ACROSS)
-            y = top + number * (HEIGHT + DOWN)
-            boxes[node.fingerprint] = Box(node, x, y, _write_lines(node), _choose_kind(node))
-    paths = [
-        _draw_line(boxes[node.fingerprint], boxes[below.fingerprint])
-        for node in nodes.values()
-        for below in node.inputs
-    ]
-    width = (deepest + 1) * (WIDTH + ACROSS) - ACROSS + 2 * EDGE
-    return FamilyPicture(tuple(boxes.values()), tuple(dict.fromkeys(paths)), width, height)
+    depths = _measure_depths(root, nodes)
+    users: dict[str, set[str]] = {name: set() for name in nodes}
+    for name, node in nodes.items():
+        for below in node.inputs:
+            users[below.fingerprint].add(name)
+    columns = range(max(depths.values()) + 1)
+    first = {name: min((depths[user] for user in users[name]), default=-1) + 1 for name in nodes}
+    members = {c: [n for n in nodes if first[n] <= c <= depths[n]] for c in columns}
+
+    def measure(names: Sequence[str], column: int) -> int:
+        return sum(_choose_height(depths[name] == column) + DOWN for name in names) - DOWN
+
+    height = max(measure(members[column], column) for column in columns)
+    boxes: list[Box] = []
+    paths: list[str] = []
+    middles: dict[tuple[str, int], int] = {}  # y of the middle of each box and lane, by column
+    for column in columns:
+        x = EDGE + column * (WIDTH + ACROSS)
+        y = EDGE + (height - measure(members[column], column)) // 2
+        # Heights of the boxes and of the lane at which the lines to a box or lane begin.
+        starts = {
+            name: [
+                middles[start, column - 1]
+                for start in (name, *users[name])
+                if (start, column - 1) in middles and (start == name or depths[start] == column - 1)
+            ]
+            for name in members[column]
+        }
+        for name in sorted(members[column], key=lambda name: _rank(nodes[name], starts[name])):
+            is_box = depths[name] == column
+            middle = middles[name, column] = y + _choose_height(is_box) // 2
+            paths += [_draw_curve(x - ACROSS, start, middle) for start in sorted(set(starts[name]))]
+            if is_box:
+                node = nodes[name]
+                boxes.append(Box(node, x, y, _write_lines(node), _choose_kind(node)))
+            else:
+                paths.append(f"M{x} {middle}H{x + WIDTH}")
+            y += _choose_height(is_box) + DOWN
+    width = len(columns) * (WIDTH + ACROSS) - ACROSS + 2 * EDGE
+    return FamilyPicture(tuple(boxes), tuple(paths), width, height + 2 * EDGE)
+
+
+def _choose_height(is_box: bool) -> int:
+    return HEIGHT if is_box else LANE
+
+
+def _rank(node: LineageNode, starts: Sequence[int]) -> tuple[float, str, str]:
+    """Return the sort key that places a node of a column near what its lines come from."""
+    return sum(starts) / len(starts) if starts else 0.0, node.role, node.fingerprint
 
 
 def _measure_depths(root: LineageNode, nodes: Mapping[str, LineageNode]) -> dict[str, int]:
@@ -100,22 +131,6 @@ def _measure_depths(root: LineageNode, nodes: Mapping[str, LineageNode]) -> dict
 
     visit(root, 0)
     return depths
-
-
-def _sort_near_users(
-    members: Sequence[LineageNode], placed: Mapping[str, Box]
-) -> list[LineageNode]:
-    """Return nodes of a column in the order of the boxes that they were used for."""
-
-    def find_middle(node: LineageNode) -> float:
-        users = [
-            box.y
-            for box in placed.values()
-            if any(below.fingerprint == node.fingerprint for below in box.node.inputs)
-        ]
-        return sum(users) / len(users) if users else 0.0
-
-    return sorted(members, key=lambda node: (find_middle(node), node.role, node.fingerprint))
 
 
 def _choose_kind(node: LineageNode) -> str:
@@ -146,12 +161,10 @@ def _shorten(text: str) -> str:
     return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
 
 
-def _draw_line(made: Box, source: Box) -> str:
-    """Return the SVG path from the right edge of `made` to the left edge of `source`."""
-    x, y = made.x + WIDTH, made.y + HEIGHT // 2
-    end_x, end_y = source.x, source.y + HEIGHT // 2
+def _draw_curve(x: int, start: int, end: int) -> str:
+    """Return the SVG path from the height `start` at `x` to the height `end` one gap further."""
     bend = ACROSS // 2
-    return f"M{x} {y}C{x + bend} {y} {end_x - bend} {end_y} {end_x} {end_y}"
+    return f"M{x} {start}C{x + bend} {start} {x + bend} {end} {x + ACROSS} {end}"
 
 
 def render_family_page(root: LineageNode) -> str:
