@@ -455,6 +455,13 @@ def kill_at_first_line(command: list[str]) -> None:
     assert child.returncode == -signal.SIGKILL
 
 
+def test_a_file_written_over_a_folder_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        storage.write(str(tmp_path), b"data")
+    assert caught.value.filename == str(tmp_path)
+    assert not list(tmp_path.parent.glob(".*"))
+
+
 def test_a_local_file_is_itself() -> None:
     assert storage.fetch_local_path("some/file") == Path("some/file")
 

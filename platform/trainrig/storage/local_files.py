@@ -128,7 +128,10 @@ class LocalFiles:
             yield temporary
             with Path(temporary).open("rb+") as file:
                 os.fsync(file.fileno())
-            Path(temporary).replace(path)
+            try:
+                Path(temporary).replace(path)
+            except IsADirectoryError as error:  # it names the temporary file
+                raise IsADirectoryError(error.errno, error.strerror, path) from None
         finally:
             Path(temporary).unlink(missing_ok=True)
         _sync_folder(path)
