@@ -456,10 +456,12 @@ def kill_at_first_line(command: list[str]) -> None:
 
 
 def test_a_file_written_over_a_folder_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
     with pytest.raises(IsADirectoryError) as caught:
-        storage.write(str(tmp_path), b"data")
-    assert caught.value.filename == str(tmp_path)
-    assert not list(tmp_path.parent.glob(".*"))
+        storage.write(str(folder), b"data")
+    assert caught.value.filename == str(folder)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_local_file_is_itself() -> None:
