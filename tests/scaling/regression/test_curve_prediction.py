@@ -93,7 +93,7 @@ def test_no_decay_is_predicted_before_the_rate_has_fallen(tmp_path: Path) -> Non
     constant = write_run(tmp_path / "constant", "Constant", 700)
     found = predict_curve(constant, settings=FEW).found
     assert [end.schedule for end in found.predictions] == ["the run's own schedule"]
-    assert any("a decay to 0" in warning for warning in found.warnings)
+    assert any("decay in 175 steps" in warning for warning in found.warnings)
 
 
 def test_rows_without_a_loss_are_the_steps_to_come(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _list_schedules(
         steps = decay or max(1, math.ceil(DECAY_SHARE * own.done))
         check_steps(f"predict: {own.done:,} steps and --decay {steps:,}", own.done + steps)
         falling = now * (1 - np.sqrt(np.arange(1, steps + 1) / steps))
-        name = f"a decay to 0 in {steps:,} steps that begins now"
+        name = f"decay in {steps:,} steps from now"
         yield name, np.concatenate([own.rates[: own.done], falling]), True
     if changes:
         yield f"a new run with {', '.join(changes)}", read_other_rates(path, changes), True
