@@ -137,6 +137,7 @@ def test_a_replay_that_is_killed_continues_to_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_the_command_trains_on_ray_and_the_result_is_that_of_one_rank(plan, ranks, tmp_path):
     file = tmp_path / "pages.txt"
     file.write_text("\n".join(page.document.url for page in plan.pages))
