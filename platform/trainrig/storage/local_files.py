@@ -130,7 +130,7 @@ class LocalFiles:
                 os.fsync(file.fileno())
             try:
                 Path(temporary).replace(path)
-            except IsADirectoryError as error:  # it names the temporary file
+            except IsADirectoryError as error:  # names the temporary file
                 raise IsADirectoryError(error.errno, error.strerror, path) from None
         finally:
             Path(temporary).unlink(missing_ok=True)
