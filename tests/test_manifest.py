@@ -243,6 +243,25 @@ def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -
         claim(later=(8,), seed=1)  # `later` may change, so it is not named
 
 
+class Heap(Settings):
+    name: str
+    later: Annotated[tuple[int, ...], EXTENDABLE] = ()
+
+
+class Heaping(Stacking):
+    heaps: tuple[Heap, ...] = ()
+
+
+def test_what_may_change_in_a_list_is_not_named_as_a_difference(folder: str) -> None:
+    heaps = Heap(name="a", later=(7,)), Heap(name="b", later=(8,))
+    manifest.claim(folder, Heaping(output=folder, heaps=heaps), INPUTS)
+    other = (heaps[0], Heap(name="c"), Heap(name="d"))
+    with pytest.raises(OutputTaken) as caught:
+        manifest.claim(folder, Heaping(output=folder, heaps=other), INPUTS)
+    assert "later" not in str(caught.value)
+    assert "heaps[1].name: 'b' there, 'c' here; heaps[2].name: absent there" in str(caught.value)
+
+
 def test_time_and_cost_are_no_part_of_the_content_digest(out: str) -> None:
     stage = begin(out)
     made = stage.finish({"n": 1}, {}, {"peak_bytes": 7})

@@ -496,7 +496,7 @@ def test_a_changed_setting_of_reading_is_refused_with_the_difference(
     other = sources[0].model_copy(update={"extractor": PlainText()})
     with pytest.raises(OutputTaken, match=r"sources\[0\]\.extractor\.kind"):
         curate(make_run(archives, curated, sources=(other, sources[1])))
-    fewer = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
+    fewer = sources[0].model_copy(update={"paths": (f"{archives}/web/a.warc.gz",)})
     with pytest.raises(OutputTaken, match="input `web` has other contents"):
         curate(make_run(archives, curated, sources=(fewer, sources[1])))
 

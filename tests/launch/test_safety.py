@@ -99,7 +99,7 @@ def test_the_token_is_in_no_command_line(local_ray):
 CHANNELS = {
     "corpus/extract/guard.py",
     "corpus/extract/guarded.py",
-    "ray_runtime/split_processing.py",
+    "ray_runtime/split_workers.py",
     "scaling/sweep/trial_process.py",
     "train/elastic/rank.py",
     "train/elastic/ray_attempt.py",

@@ -168,7 +168,11 @@ def _describe_lasting_difference(
 
 def _drop_changeable(value: Any, wanted: Any, lasting: Any) -> Any:
     """Return `value` without keys that `wanted` has and `lasting` lacks, in inner tables too."""
-    if not all(isinstance(one, Mapping) for one in (value, wanted, lasting)):
+    values = value, wanted, lasting
+    if all(isinstance(one, list) for one in values):
+        pairs = list(zip(*values, strict=False))
+        return [_drop_changeable(*inner) for inner in pairs] + value[len(pairs) :]
+    if not all(isinstance(one, Mapping) for one in values):
         return value
     return {
         key: _drop_changeable(inner, wanted.get(key), lasting.get(key))
