@@ -15,7 +15,7 @@ import pytest
 from support.processes import has_ended
 
 from trainrig.errors import ClusterError
-from trainrig.ray_runtime import ray_local
+from trainrig.ray_runtime import ray_local, session_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 LONG = 120.0  # s: a bound for broken code
@@ -147,25 +147,31 @@ def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_ray_that_fails_to_start_is_a_one_line_error_and_leaves_nothing(
+def test_a_ray_that_fails_to_start_is_a_one_line_error_and_leaves_only_its_logs(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))
     daemons = list[subprocess.Popen[bytes]]()
 
     def start_in_vain(folder: Path) -> None:
-        (folder / "session").mkdir()
-        with (folder / "session/raylet.out").open("w") as log:
+        logs = folder / session_folder.RAY / "session_1/logs"
+        logs.mkdir(parents=True)
+        (logs.parent / "sockets").mkdir()
+        (folder / session_folder.RAY / "session_latest").symlink_to(logs.parent)
+        with (logs / "raylet.out").open("w") as log:
             daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
         raise Exception("The current node timed out\nduring startup.")  # the error that Ray raises
 
     with (
-        pytest.raises(ClusterError, match=r"no Ray could.*timed out during startup"),
+        pytest.raises(ClusterError, match=r"no Ray could.*timed out during startup") as caught,
         ray_local.whole_or_nothing() as folder,
     ):
         start_in_vain(folder)
     assert daemons[0].wait(LONG) == -signal.SIGKILL
-    assert list(temporary.iterdir()) == []
+    logs = folder / session_folder.RAY / "session_1/logs"
+    assert str(caught.value).endswith(f" (Ray logs: {logs})")
+    assert [path for path in temporary.rglob("*") if not path.is_dir()] == [logs / "raylet.out"]
+    assert list(logs.parent.iterdir()) == [logs]
 
 
 def test_a_process_that_holds_objects_of_its_ray_ends_well(

@@ -107,18 +107,21 @@ def whole_or_nothing() -> Iterator[Path]:
     """Start a Ray in the block, and clean up completely if the start fails.
 
     Yields the private folder for Ray. If the block raises, Ray's processes are killed, the folder
-    is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
-    machine that is far too busy, or if the GCS ends at its start, Ray gives up after 30 s.
+    is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). The logs
+    stay where they may explain an unknown cause. On a machine that is far too busy, or if the GCS
+    ends at its start, Ray gives up after 30 s.
     """
     folder = session_folder.make_private_folder()
     try:
         yield folder
     except BaseException as error:
         session_folder.kill_users(folder)
-        check = _find_failed_check(folder)
-        session_folder.remove_private_folder(folder)
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
+            session_folder.remove_private_folder(folder)
             raise
+        check = _find_failed_check(folder)
+        logs = None if check else _find_logs(folder)
+        session_folder.remove_private_folder(folder, keep=logs)
         if check:
             raise ClusterError(
                 f"no Ray could be started on this machine; its GCS ended: {check}"
@@ -126,7 +129,14 @@ def whole_or_nothing() -> Iterator[Path]:
         raise ClusterError(
             "no Ray could be started on this machine, which may be too busy or out of "
             f"memory: {' '.join(str(error).split())}; run the same command to try again"
+            f"{f' (Ray logs: {logs})' if logs else ''}"
         ) from error
+
+
+def _find_logs(folder: Path) -> Path | None:
+    """Return the folder of Ray's logs in the private `folder`; None if Ray wrote none."""
+    found = folder.glob(f"{session_folder.RAY}/session_*/logs")
+    return next((path for path in found if not path.parent.is_symlink()), None)
 
 
 def _find_failed_check(folder: Path) -> str:
