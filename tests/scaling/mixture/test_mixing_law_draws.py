@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from trainrig.scaling.mixture import mixing_law_draws
 from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
 from trainrig.scaling.mixture.mixture_proposal import propose
-from trainrig.scaling.mixture.mixture_regression import MeanLaw
+from trainrig.scaling.mixture.mixture_regression import MeanLaw, compute_expected, descend
 from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 
 STEEPNESS = np.array([[-1.0, 0.5, 0.2], [0.4, -0.8, 0.3]])  # [T, S]
@@ -42,8 +43,36 @@ def test_expectation_deviation_and_noise_are_those_of_the_laws(few_refits):
 
 def test_the_same_runs_give_the_same_laws(few_refits):
     first, again = (DrawnLaws.fit(*draw_runs(1)) for _ in range(2))
-    at = np.full((1, 3), 1 / 3)
-    assert [law.expect(at) for law in first.refitted] == [law.expect(at) for law in again.refitted]
+    assert (first.refitted == again.refitted).all()
+
+
+def fit_by_scipy(start: np.ndarray, shares: np.ndarray, losses: np.ndarray) -> float:
+    """Return the least sum of squares that a trust region finds from `start`."""
+    found = least_squares(
+        lambda x: x[0] + np.exp(shares @ x[1:]) - losses,
+        [max(start[0], 1e-9), *start[1:]],
+        bounds=([0.0] + [-np.inf] * shares.shape[1], np.inf),
+        **dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12),
+    )
+    return 2 * found.cost
+
+
+@pytest.mark.parametrize(("sources", "count"), [(3, 24), (5, 40), (5, 12)])
+def test_laws_fitted_together_are_those_that_a_trust_region_finds_one_by_one(
+    sources: int, count: int
+) -> None:
+    """Among laws of little curvature, some have the least loss at its bound, zero."""
+    generator = np.random.default_rng(sources)
+    shares = generator.dirichlet(np.ones(sources), count)
+    steepness = generator.normal(0, 0.5, (8, sources))
+    starts = np.column_stack([generator.uniform(0, 2, 8), steepness])
+    noise = generator.normal(0, 0.03, (8, count))
+    losses = generator.uniform(0, 2, (8, 1)) + np.exp(steepness @ shares.T) + noise
+    found = descend(starts, shares, losses)
+    costs = ((compute_expected(found, shares) - losses) ** 2).sum(axis=1)
+    assert (found[:, 0] >= 0).all() and (found[:, 0] == 0).any()
+    wanted = [fit_by_scipy(starts[row], shares, losses[row]) for row in range(8)]
+    assert costs == pytest.approx(np.array(wanted), rel=1e-7)
 
 
 def test_the_interval_of_a_share_contains_the_proposed_share(few_refits):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig.scaling.mixture.mixture_regression import MeanLaw, MixingLaw
+from trainrig.scaling.mixture.mixture_regression import MeanLaw, compute_expected, descend
 from trainrig.scaling.mixture.mixture_runs import Array
 
 REFITS = 200  # laws refitted to drawn residuals; a 95% interval then has five laws beyond each end
@@ -20,7 +20,7 @@ class DrawnLaws:
     """Mixing laws of the mean loss, and the same laws refitted to drawn residuals."""
 
     law: MeanLaw
-    refitted: tuple[MeanLaw, ...]
+    refitted: Array  # [D, T, 1 + S] least loss and steepness of each target, by draw
     noise: float  # standard deviation of one run's mean loss around the law, in nats per token
 
     @classmethod
@@ -32,19 +32,13 @@ class DrawnLaws:
         # a law has a constant for each source and the least loss
         freedom = max(1, runs - sources - 1)
         residuals = (losses - fitted) * np.sqrt(runs / freedom)
-        generator = np.random.default_rng(0)
-        refitted = []
-        for _ in range(REFITS):
-            drawn = fitted + residuals[generator.integers(0, runs, runs)]
-            refitted.append(
-                MeanLaw(
-                    tuple(
-                        MixingLaw.refit(target, shares, drawn[:, column])
-                        for column, target in enumerate(law.laws)
-                    )
-                )
-            )
-        return cls(law, tuple(refitted), float(np.sqrt(np.mean(residuals.mean(axis=1) ** 2))))
+        drawn_runs = np.random.default_rng(0).integers(0, runs, (REFITS, runs))
+        drawn = (fitted + residuals[drawn_runs]).transpose(0, 2, 1)  # [D, T, R]
+        constants = np.array([[target.least, *target.steepness] for target in law.laws])
+        starts = np.tile(constants, (REFITS, 1))
+        refitted = descend(starts, shares, drawn.reshape(-1, runs))
+        noise = float(np.sqrt(np.mean(residuals.mean(axis=1) ** 2)))
+        return cls(law, refitted.reshape(REFITS, *constants.shape), noise)
 
     def expect(self, shares: Array) -> Array:
         """Return the expected mean losses, [Q]."""
@@ -55,11 +49,15 @@ class DrawnLaws:
 
         The deviations leave out the noise of a single run.
         """
-        under_draws = np.stack([law.expect(shares) for law in self.refitted])
         expected = self.expect(shares)
-        return expected, np.sqrt(np.mean((under_draws - expected) ** 2, axis=0))
+        deviations = np.sqrt(np.mean((self._expect_by_draw(shares) - expected) ** 2, axis=0))
+        return expected, deviations
 
     def draw(self, shares: Array, count: int, generator: np.random.Generator) -> Array:
         """Return mean losses [P, Q] under `count` laws drawn from the refitted ones."""
-        under_draws = np.stack([law.expect(shares) for law in self.refitted])
-        return under_draws[generator.integers(0, len(under_draws), count)]
+        by_draw = self._expect_by_draw(shares)
+        return by_draw[generator.integers(0, len(by_draw), count)]
+
+    def _expect_by_draw(self, shares: Array) -> Array:
+        """Return the mean losses [D, Q] that the refitted laws expect."""
+        return np.stack([compute_expected(laws, shares).mean(axis=0) for laws in self.refitted])
