@@ -18,6 +18,7 @@ from trainrig import command_line, config, job, storage
 from trainrig.attribution import attribution_verbs
 from trainrig.attribution.forgetting.forget_verbs import forget
 from trainrig.attribution.lineage_verb import lineage
+from trainrig.command_line import argument, flag, option
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -56,9 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @app.callback(invoke_without_command=True)
 def trainrig(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print versions, for bug reports.")
-    ] = False,
+    version: Annotated[bool, flag("--version", help="Print versions, for bug reports.")] = False,
     log_level: command_line.LogLevel = None,
     as_json: command_line.Json = False,
 ) -> None:
@@ -78,17 +77,13 @@ def trainrig(
 @command_line.command(app, command_line.START, "trainrig quickstart --out quickstart")
 def quickstart(
     out: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", envvar="TRAINRIG_QUICKSTART", help="Folder for all outputs."
-        ),
+        str, option("FOLDER", help="Folder for all outputs.", envvar="TRAINRIG_QUICKSTART")
     ] = "quickstart",
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of worker processes of each stage.")
+        int, option("N", help="Number of worker processes of each stage.", min=1)
     ] = 2,
     with_sweep: Annotated[
-        bool,
-        typer.Option("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes."),
+        bool, flag("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes.")
     ] = False,
     as_json: command_line.Json = False,
 ) -> None:
@@ -130,16 +125,16 @@ def check(
     run_file: command_line.RunPath,
     changes: command_line.Changes = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Print only settings that are not the default.")
+        bool, flag("--changed", help="Print only settings that are not the default.")
     ] = False,
     device: command_line.Device = None,
     mfu: command_line.Utilisation = None,
     hardware: command_line.HardwareTable = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "PRESET",
             "--preset",
-            metavar="PRESET",
             help="Model of `posttrain` to estimate for while its checkpoint does not exist, such "
             "as llama-3.1-8b.  [default: none]",
         ),
@@ -176,9 +171,7 @@ def check(
 def doctor(
     bucket: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL", help="Bucket or folder to write, read and delete a file in; repeatable."
-        ),
+        option("URL", help="Bucket or folder to write, read and delete a file in; repeatable."),
     ] = None,
     as_json: command_line.Json = False,
 ) -> None:
@@ -323,14 +316,11 @@ command_line.command(
 @command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")
 def report(
     run: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN", help="Folder of a training run; give several with --html."),
+        list[str], argument("RUN", help="Folder of a training run; give several with --html.")
     ],
     html: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="File for a page that compares several runs. [default: none]"
-        ),
+        option("FILE", help="File for a page that compares several runs. [default: none]"),
     ] = None,
     as_json: command_line.Json = False,
 ) -> None:

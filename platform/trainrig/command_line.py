@@ -200,95 +200,94 @@ def make_word_completion(*choices: str) -> Callable[[str], list[str]]:
     return complete
 
 
+def option(metavar: str, *names: str, help: str, **more: Any) -> Any:
+    """Declare an option that takes a value; its name is that of the parameter, or `names`."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def flag(*names: str, help: str) -> Any:
+    """Declare an option that takes no value."""
+    return typer.Option(*names, help=help)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Declare an argument, which is given without a name."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 RunPath = Annotated[
-    str,
-    typer.Argument(metavar="RUN.toml", help="Run file of the command.", autocompletion=run_files),
+    str, argument("RUN.toml", help="Run file of the command.", autocompletion=run_files)
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="a.b=value",
-        help="Change one key of the run file; repeatable.",
-    ),
+    option("a.b=value", "--set", help="Change one key of the run file; repeatable."),
 ]
 Verb = Annotated[
-    str,
-    typer.Argument(
-        metavar="COMMAND",
-        help="Command that takes a run file.",
-        autocompletion=complete_verbs,
-    ),
+    str, argument("COMMAND", help="Command that takes a run file.", autocompletion=complete_verbs)
 ]
 Checkpoint = Annotated[
-    str,
-    typer.Argument(metavar="CKPT", help="Run folder (its newest checkpoint), or one checkpoint."),
+    str, argument("CKPT", help="Run folder (its newest checkpoint), or one checkpoint.")
 ]
 Instance = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Instance in the table of hardware; its on-demand price gives the cost.  "
-        "[default: no cost]",
+    option(
+        "NAME",
+        help="Instance in the table of hardware; its on-demand price gives the cost.  [default: no "
+        "cost]",
     ),
 ]
 Search = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="DIR",
-        help="Further folder to search, with the folders in it; repeatable.  [default: none]",
+    option(
+        "DIR", help="Further folder to search, with the folders in it; repeatable.  [default: none]"
     ),
 ]
 Notify = Annotated[
     str | None,
-    typer.Option(
-        metavar="TARGET", help="Command or URL to send the run's alarms to.  [default: none]"
-    ),
+    option("TARGET", help="Command or URL to send the run's alarms to.  [default: none]"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Json = Annotated[bool, flag("--json", help="Print the result as one JSON object.")]
 LogLevel = Annotated[
     str | None,
-    typer.Option(
-        metavar="LEVEL",
-        help="Least severe messages to print: debug, info, warning or error.  "
-        "[default: $TRAINRIG_LOG_LEVEL, else info]",
+    option(
+        "LEVEL",
+        help="Least severe messages to print: debug, info, warning or error.  [default: "
+        "$TRAINRIG_LOG_LEVEL, else info]",
         autocompletion=make_word_completion("debug", "info", "warning", "error"),
     ),
 ]
-Borders = Annotated[bool, typer.Option("--borders", help="Mark where each token ends.")]
+Borders = Annotated[bool, flag("--borders", help="Mark where each token ends.")]
 
 Device = Annotated[
     str | None,
-    typer.Option(
-        metavar="DEVICE",
+    option(
+        "DEVICE",
         help="Device to estimate for, such as h100.  [default: this machine's]",
         autocompletion=complete_devices,
     ),
 ]
 Utilisation = Annotated[
     float | None,
-    typer.Option(
-        metavar="SHARE", help="Share of the device's peak FLOP/s that is reached.  [default: 0.4]"
-    ),
+    option("SHARE", help="Share of the device's peak FLOP/s that is reached.  [default: 0.4]"),
 ]
 HardwareTable = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
+        help="Table of devices, machines and prices.  [default: $TRAINRIG_HARDWARE, else "
+        "trainrig's hardware.toml]",
         envvar="TRAINRIG_HARDWARE",
         show_envvar=False,
-        help="Table of devices, machines and prices.  "
-        "[default: $TRAINRIG_HARDWARE, else trainrig's hardware.toml]",
         autocompletion=run_files,
     ),
 ]
 RecordsHome = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "URL",
         "--home",
-        metavar="URL",
-        help="Folder or URL of the runs' records, on disk or in a bucket.  "
-        "[default: $TRAINRIG_HOME, else ~/.local/state/trainrig]",
+        help="Folder or URL of the runs' records, on disk or in a bucket.  [default: "
+        "$TRAINRIG_HOME, else ~/.local/state/trainrig]",
     ),
 ]
 

@@ -13,7 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import command_line, config
-from trainrig.command_line import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
+from trainrig.command_line import (
+    Changes,
+    HardwareTable,
+    Json,
+    RecordsHome,
+    RunPath,
+    Verb,
+    argument,
+    flag,
+    option,
+)
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
 from trainrig.launch.submit import limit_options
@@ -32,8 +42,8 @@ def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 RunId = Annotated[
     str,
-    typer.Argument(
-        metavar="ID",
+    argument(
+        "ID",
         help="Id of the run, as `trainrig jobs` shows it, or its unique beginning.",
         autocompletion=_run_ids,
     ),
@@ -48,16 +58,16 @@ def submit(
     changes: Changes = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
+        option(
+            "URL",
             help="Ray dashboard of the cluster.  [default: $RAY_API_SERVER_ADDRESS, else "
             "http://127.0.0.1:8265]",
         ),
     ] = None,
     home: RecordsHome = None,
-    check: Annotated[bool, typer.Option("--check", help="Run all checks; submit nothing.")] = False,
+    check: Annotated[bool, flag("--check", help="Run all checks; submit nothing.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run is submitted; do not follow it.")
+        bool, flag("--detach", help="Return once the run is submitted; do not follow it.")
     ] = False,
     max_cost: limit_options.MaxCost = None,
     hardware: HardwareTable = None,
@@ -68,12 +78,10 @@ def submit(
     notify: limit_options.NotifyCommand = None,
     environment: Annotated[
         str,
-        typer.Option(
-            metavar="KIND",
-            help=(
-                "Libraries to use: `cluster` for its own, or `pinned` to install this "
-                "machine's versions."
-            ),
+        option(
+            "KIND",
+            help="Libraries to use: `cluster` for its own, or `pinned` to install this machine's "
+            "versions.",
             autocompletion=command_line.make_word_completion("cluster", "pinned"),
         ),
     ] = "cluster",
@@ -204,7 +212,7 @@ def logs(
     run: RunId,
     home: RecordsHome = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
+        bool, flag("--follow", "-f", help="Keep printing until the run ends.")
     ] = False,
 ) -> None:
     """Print the log of a run, over all attempts, even when its cluster is gone."""
@@ -237,9 +245,7 @@ def logs(
 def stop(
     run: RunId,
     home: RecordsHome = None,
-    now: Annotated[
-        bool, typer.Option("--now", help="End the run at once, without a checkpoint.")
-    ] = False,
+    now: Annotated[bool, flag("--now", help="End the run at once, without a checkpoint.")] = False,
     as_json: Json = False,
 ) -> None:
     """Stop a run once it has saved a checkpoint, and print what was saved."""

@@ -11,86 +11,60 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trainrig.command_line import Checkpoint, Json
+from trainrig.command_line import Checkpoint, Json, flag, option
 from trainrig.errors import ConfigError, InputError
 
-Tokens = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")
-]
+Tokens = Annotated[int, option("N", help="Maximum number of tokens to generate.", min=1)]
 Temperature = Annotated[
-    float,
-    typer.Option(
-        metavar="T", min=0, help="Randomness of sampling; 0 always takes the most likely token."
-    ),
+    float, option("T", help="Randomness of sampling; 0 always takes the most likely token.", min=0)
 ]
-TopK = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Sample from the N most likely tokens.")
-]
+TopK = Annotated[int, option("N", help="Sample from the N most likely tokens.", min=1)]
 TopP = Annotated[
-    float,
-    typer.Option(
-        metavar="P", help="Sample from the fewest tokens whose probabilities add up to P."
-    ),
+    float, option("P", help="Sample from the fewest tokens whose probabilities add up to P.")
 ]
 MinP = Annotated[
     float,
-    typer.Option(
-        metavar="P",
-        help="Sample from tokens that have at least P times the probability of the most "
-        "likely one.",
+    option(
+        "P",
+        help="Sample from tokens that have at least P times the probability of the most likely "
+        "one.",
     ),
 ]
 Penalty = Annotated[
     float,
-    typer.Option(
-        metavar="X", help="Penalty on tokens that the text already has; above 1, repeats are rarer."
-    ),
+    option("X", help="Penalty on tokens that the text already has; above 1, repeats are rarer."),
 ]
 Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.  [default: none]"),
+    list[str] | None, option("TEXT", help="Text that ends the answer; repeatable.  [default: none]")
 ]
-Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Random seed; the same seed gives the same text.")
-]
+Seed = Annotated[int, option("N", help="Random seed; the same seed gives the same text.", min=0)]
 Prompt = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Text to continue or to answer; or give --prompts instead."),
+    str | None, option("TEXT", help="Text to continue or to answer; or give --prompts instead.")
 ]
 PromptFile = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="JSONL file of prompts, instead of --prompt: rows with `prompt` or `messages`.",
+    option(
+        "FILE", help="JSONL file of prompts, instead of --prompt: rows with `prompt` or `messages`."
     ),
 ]
 Prefix = Annotated[
     str | None,
-    typer.Option(
-        metavar="TEXT",
+    option(
+        "TEXT",
         help="Text before a gap to fill, instead of --prompt, for a model trained by "
         "FillInTheMiddle or SpanCorruption.",
     ),
 ]
-Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after the gap of --prefix.")]
+Suffix = Annotated[str | None, option("TEXT", help="Text after the gap of --prefix.")]
 System = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="System message that begins the conversation.  [default: none]"
-    ),
+    str | None, option("TEXT", help="System message that begins the conversation.  [default: none]")
 ]
 Engine = Annotated[
     Literal["trainrig", "vllm"],
-    typer.Option(
-        metavar="ENGINE",
-        help="Engine for --prompts: trainrig, or vllm where it is installed.",
-    ),
+    option("ENGINE", help="Engine for --prompts: trainrig, or vllm where it is installed."),
 ]
 GpuMemory = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE", min=0.05, max=1, help="Share of the GPU's memory that vLLM may use."
-    ),
+    float, option("SHARE", help="Share of the GPU's memory that vLLM may use.", min=0.05, max=1)
 ]
 
 
@@ -129,13 +103,8 @@ def generate(
     prefix: Prefix = None,
     suffix: Suffix = None,
     prompts: PromptFile = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="JSONL file to write, for --prompts."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")
-    ] = False,
+    out: Annotated[str | None, option("FILE", help="JSONL file to write, for --prompts.")] = None,
+    chat: Annotated[bool, flag("--chat", help="Answer the prompt as a chat assistant.")] = False,
     tokens: Tokens = 64,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
@@ -145,15 +114,14 @@ def generate(
     stop: Stop = None,
     seed: Seed = 0,
     batch: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Number of rows of --prompts to generate together."),
+        int, option("N", help="Number of rows of --prompts to generate together.", min=1)
     ] = 16,
     workers: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
+        option(
+            "N",
             help="Ray workers for --prompts, on GPUs if there are some; 0: this process.",
+            min=0,
         ),
     ] = 0,
     engine: Engine = "trainrig",

@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from trainrig import config
+from trainrig.command_line import option
 from trainrig.errors import ConfigError
 from trainrig.launch.supervise.attempt_ends import Limits
 
@@ -16,37 +15,28 @@ DURATIONS = ("deadline", "pending", "grace")
 
 MaxCost = Annotated[
     float | None,
-    typer.Option(
-        metavar="USD", help="Stop the run before it costs more, in USD.  [default: no limit]"
-    ),
+    option("USD", help="Stop the run before it costs more, in USD.  [default: no limit]"),
 ]
 Deadline = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
-        "[default: no limit]",
+    option(
+        "TIME",
+        help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  [default: no "
+        "limit]",
     ),
 ]
-Pending = Annotated[
-    str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
-]
-Grace = Annotated[
-    str, typer.Option(metavar="TIME", help="Time for saving when the run is asked to stop.")
-]
+Pending = Annotated[str, option("TIME", help="Give up a job that has not started after this.")]
+Grace = Annotated[str, option("TIME", help="Time for saving when the run is asked to stop.")]
 Retries = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="CAUSE=N",
-        help="Restart the run up to N times after a failure by this cause; repeatable.  "
-        "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
+    option(
+        "CAUSE=N",
+        help="Restart the run up to N times after a failure by this cause; repeatable.  [default: "
+        "'lost node=5', cluster=3, unknown=1, preempted=100]",
     ),
 ]
 NotifyCommand = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CMD", help="Command to run on the head node at the end.  [default: none]"
-    ),
+    str | None, option("CMD", help="Command to run on the head node at the end.  [default: none]")
 ]
 
 

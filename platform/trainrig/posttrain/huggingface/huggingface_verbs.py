@@ -7,65 +7,54 @@ import json
 import sys
 from typing import Annotated
 
-import typer
-
 from trainrig import command_line, config
-from trainrig.command_line import Checkpoint, Json
+from trainrig.command_line import Checkpoint, Json, argument, flag, option
 from trainrig.errors import ConfigError
 
 NumberFormat = Annotated[
     str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="Number format of the weights: float32, bfloat16 or float16.  "
-        "[default: as imported, else float32]",
+    option(
+        "DTYPE",
+        help="Number format of the weights: float32, bfloat16 or float16.  [default: as imported, "
+        "else float32]",
         autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
     ),
 ]
 License = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME",
         "--license",
-        metavar="NAME",
         help="License for the model card, by its name on the Hub. [default: none]",
     ),
 ]
 BaseModel = Annotated[
-    str | None,
-    typer.Option(metavar="OWNER/MODEL", help="Base model, for the model card. [default: none]"),
+    str | None, option("OWNER/MODEL", help="Base model, for the model card. [default: none]")
 ]
 Datasets = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="OWNER/DATASET", help="Training data set, for the model card; repeatable."
-    ),
+    option("OWNER/DATASET", help="Training data set, for the model card; repeatable."),
 ]
 Keep = Annotated[
-    bool,
-    typer.Option("--keep", help="Accept an OUT that holds exactly this model, and leave it as is."),
+    bool, flag("--keep", help="Accept an OUT that holds exactly this model, and leave it as is.")
 ]
 Scores = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
+    option(
+        "DIR", help="Folder of an evaluation of this checkpoint, for the model card; repeatable."
     ),
 ]
 
 
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
+    out: Annotated[str, argument("OUT", help="Folder to write; must be new.")],
     dtype: NumberFormat = None,
     adapter: Annotated[
-        bool,
-        typer.Option("--adapter", help="Write the adapter alone, for PEFT, instead of merging it."),
+        bool, flag("--adapter", help="Write the adapter alone, for PEFT, instead of merging it.")
     ] = False,
     generator: Annotated[
-        bool,
-        typer.Option(
-            "--generator", help="Write the generator of a model that finds replaced tokens."
-        ),
+        bool, flag("--generator", help="Write the generator of a model that finds replaced tokens.")
     ] = False,
     scores: Scores = None,
     license_: License = None,
@@ -113,31 +102,27 @@ def export(
 
 
 def import_folder(
-    folder: Annotated[
-        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or in a bucket.")
-    ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    folder: Annotated[str, argument("HF_DIR", help="Hugging Face folder, on disk or in a bucket.")],
+    out: Annotated[str, argument("OUT", help="Run folder to write; must be new.")],
     role: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ROLE=TOKEN",
-            help="Special token for a role that the folder's files do not name: begin, end, "
-            "pad, end_of_turn, user, assistant or system; repeatable.",
+        option(
+            "ROLE=TOKEN",
+            help="Special token for a role that the folder's files do not name: begin, end, pad, "
+            "end_of_turn, user, assistant or system; repeatable.",
         ),
     ] = None,
     add_token: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
+        option(
+            "TOKEN",
             help="Special token to add; its embedding begins as the mean of all embeddings; "
             "repeatable.",
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"
-        ),
+        option("CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"),
     ] = None,
     keep: Keep = False,
     as_json: Json = False,

@@ -5,56 +5,50 @@ import sys
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from trainrig import command_line
-from trainrig.command_line import Json
+from trainrig.command_line import Json, argument, option
 
 
 def fit(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SWEEP|CSV",
+        argument(
+            "SWEEP|CSV",
             help="Folder of a sweep, or a CSV or TSV of runs; several are compared as recipes.",
         ),
     ],
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Recipe of the table to fit; repeat to compare several.  [default: all]",
+        option(
+            "NAME", help="Recipe of the table to fit; repeat to compare several.  [default: all]"
         ),
     ] = None,
     share: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHAT",
+        option(
+            "WHAT",
             help="What compared recipes share: `exponents` or `nothing`.  [default: exponents]",
             autocompletion=command_line.make_word_completion("exponents", "nothing"),
         ),
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="OURS=HEADER",
-            help="Header of a CSV's column, as in loss=eval/loss; repeatable.",
-        ),
+        option("OURS=HEADER", help="Header of a CSV's column, as in loss=eval/loss; repeatable."),
     ] = None,
     bytes_per_token: Annotated[
         float | None,
-        typer.Option(
-            metavar="BYTES",
-            min=0.01,
+        option(
+            "BYTES",
             help="Mean bytes of a token, for a table of bits per byte.  [default: not needed]",
+            min=0.01,
         ),
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORM",
-            help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
-            "[default: the one that predicts larger runs]",
+        option(
+            "FORM",
+            help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  [default: "
+            "the one that predicts larger runs]",
             autocompletion=command_line.make_word_completion(
                 "Parametric", "Kaplan", "DataConstrained", "OverTraining"
             ),
@@ -62,21 +56,20 @@ def fit(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="DELTA",
-            min=0,
+        option(
+            "DELTA",
             help="Delta of Huber's loss, in units of log loss; 0: least absolute deviations.  "
             "[default: 0.001]",
+            min=0,
         ),
     ] = None,
     drop_highest: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Leave out the N runs of highest loss.  [default: 0]"),
+        int | None, option("N", help="Leave out the N runs of highest loss.  [default: 0]")
     ] = None,
     outliers: Annotated[
         str | None,
-        typer.Option(
-            metavar="drop|keep",
+        option(
+            "drop|keep",
             help="Drop or keep outliers: runs whose loss is 10% higher than for a run with no more "
             "parameters and tokens.  [default: drop]",
             autocompletion=command_line.make_word_completion("drop", "keep"),
@@ -84,59 +77,51 @@ def fit(
     ] = None,
     hold_out: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE", help="Share of runs held out to evaluate the law.  [default: 0.1]"
-        ),
+        option("SHARE", help="Share of runs held out to evaluate the law.  [default: 0.1]"),
     ] = None,
     hold_out_by: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHAT",
+        option(
+            "WHAT",
             help="Hold out the largest runs by flops, parameters or tokens.  [default: flops]",
             autocompletion=command_line.make_word_completion("flops", "parameters", "tokens"),
         ),
     ] = None,
     counts: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHAT",
+        option(
+            "WHAT",
             help="Parameters that N counts: non-embedding or total.  [default: as the table does]",
             autocompletion=command_line.make_word_completion("non-embedding", "total"),
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Tokenizer of a table that names none.  [default: not stated]"
-        ),
+        option("NAME", help="Tokenizer of a table that names none.  [default: not stated]"),
     ] = None,
     within: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0,
+        option(
+            "SHARE",
             help="Fit each isoFLOP curve to sizes whose loss is at most this share above the "
             "lowest; 0: to all sizes.  [default: 0.1]",
+            min=0,
         ),
     ] = None,
     nearest: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
             help="Fit each isoFLOP curve to the N sizes nearest to the best.  [default: --within]",
         ),
     ] = None,
-    draws: Annotated[
-        int | None, typer.Option(metavar="N", help="Bootstrap draws.  [default: 1000]")
-    ] = None,
+    draws: Annotated[int | None, option("N", help="Bootstrap draws.  [default: 1000]")] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Random seed of the bootstrap.  [default: 0]")
+        int | None, option("N", help="Random seed of the bootstrap.  [default: 0]")
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder to write law.json and its page to.  [default: none]"
-        ),
+        option("FOLDER", help="Folder to write law.json and its page to.  [default: none]"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainrig import command_line, config
-from trainrig.command_line import Json
+from trainrig.command_line import Json, argument, option
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         context: typer.Context,
         mixtures: Annotated[
             str,
-            typer.Argument(
-                metavar="RUN.toml|MIXTURES.csv",
+            argument(
+                "RUN.toml|MIXTURES.csv",
                 help="Run file of the search; or, with LOSSES.csv, CSV of the share of each "
                 "source, one run per line.",
                 autocompletion=command_line.run_files,
@@ -36,53 +36,46 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         ],
         losses: Annotated[
             str | None,
-            typer.Argument(
-                metavar="[LOSSES.csv]",
-                help="CSV of the losses of those runs, instead of a run file.",
+            argument(
+                "[LOSSES.csv]", help="CSV of the losses of those runs, instead of a run file."
             ),
         ] = None,
         changes: command_line.Changes = None,
         method: Annotated[
-            str, typer.Option(metavar="METHOD", help="Regression: RegMix or MixingLaw.")
+            str, option("METHOD", help="Regression: RegMix or MixingLaw.")
         ] = "RegMix",
         target: Annotated[
             list[str] | None,
-            typer.Option(
-                metavar="COLUMN",
-                help="Column of losses to minimise; repeat it for the mean of several.  "
-                "[default: all]",
+            option(
+                "COLUMN",
+                help="Column of losses to minimise; repeat it for the mean of several.  [default: "
+                "all]",
             ),
         ] = None,
         held_out_mixtures: Annotated[
             str | None,
-            typer.Option(
-                metavar="CSV",
-                help="Shares of runs to test the fit on; not fitted.  [default: none]",
-            ),
+            option("CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"),
         ] = None,
         held_out_losses: Annotated[
-            str | None,
-            typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
+            str | None, option("CSV", help="Losses of those runs.  [default: none]")
         ] = None,
         at_most: Annotated[
             list[str] | None,
-            typer.Option(
-                metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
-            ),
+            option("SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."),
         ] = None,
         run: Annotated[
             str | None,
-            typer.Option(
-                metavar="RUN.toml",
+            option(
+                "RUN.toml",
                 help="Run file to copy with the proposed weights.  [default: none]",
                 autocompletion=command_line.run_files,
             ),
         ] = None,
         candidates: Annotated[
-            int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
+            int, option("N", help="Number of mixtures to draw and compare.")
         ] = 50_000,
-        seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-        out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
+        seed: Annotated[int, option("N", help="Random seed.")] = 0,
+        out: Annotated[str, option("FOLDER", help="Folder to write.")] = "mixture",
         as_json: Json = False,
     ) -> None:
         """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws).

@@ -4,18 +4,16 @@ import json
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from trainrig import command_line
-from trainrig.command_line import HardwareTable, Json, make_quantity_parser
+from trainrig.command_line import HardwareTable, Json, argument, flag, make_quantity_parser, option
 from trainrig.errors import ConfigError
 
 
 def plan(
     what: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[LAW.json|NAME|PLAN.toml]",
+        argument(
+            "[LAW.json|NAME|PLAN.toml]",
             help="Law (hoffmann, or of `trainrig fit`), a run file of `plan`, or --layout instead.",
             show_default=False,
             autocompletion=command_line.run_files,
@@ -24,64 +22,55 @@ def plan(
     changes: command_line.Changes = None,
     flops: Annotated[
         float | None,
-        typer.Option(
-            metavar="FLOP",
-            parser=make_quantity_parser("--flops"),
+        option(
+            "FLOP",
             help="Budget: compute, counted as 6ND FLOPs.",
+            parser=make_quantity_parser("--flops"),
         ),
     ] = None,
     gpu_days: Annotated[
         float | None,
-        typer.Option(
-            metavar="DAYS",
-            parser=make_quantity_parser("--gpu-days"),
-            help="Budget: days of one device.",
+        option(
+            "DAYS", help="Budget: days of one device.", parser=make_quantity_parser("--gpu-days")
         ),
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option(
-            metavar="USD",
-            parser=make_quantity_parser("--budget-usd"),
+        option(
+            "USD",
             help="Budget: money, at on-demand prices.",
+            parser=make_quantity_parser("--budget-usd"),
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEVICE",
+        option(
+            "DEVICE",
             help="Device to train on.  [default: h100]",
             autocompletion=command_line.complete_devices,
         ),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN.toml",
+        option(
+            "RUN.toml",
             help="Find the fastest layouts of this run file instead.",
             autocompletion=command_line.run_files,
         ),
     ] = None,
     nodes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="With --layout: machines.  [default: by its workers]"
-        ),
+        int | None, option("N", help="With --layout: machines.  [default: by its workers]", min=1)
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN.toml",
-            help="Run file to write, with the plan next to it.  [default: none]",
-        ),
+        option("RUN.toml", help="Run file to write, with the plan next to it.  [default: none]"),
     ] = None,
     hardware: HardwareTable = None,
     extrapolate: Annotated[
-        bool,
-        typer.Option("--extrapolate", help="Plan even beyond 5 times the range of the law's runs."),
+        bool, flag("--extrapolate", help="Plan even beyond 5 times the range of the law's runs.")
     ] = False,
     table: Annotated[
-        bool, typer.Option("--table", help="Print the best tokens for a range of sizes instead.")
+        bool, flag("--table", help="Print the best tokens for a range of sizes instead.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -124,77 +113,74 @@ def plan(
 def predict(
     law: Annotated[
         str,
-        typer.Argument(
-            metavar="LAW.json|NAME|RUN|CSV",
+        argument(
+            "LAW.json|NAME|RUN|CSV",
             help="Law file of `trainrig fit`, or the name of a published law; or a training run's "
             "folder, or a CSV with columns step, loss and learning_rate.",
         ),
     ],
     params: Annotated[
         float | None,
-        typer.Option(
-            metavar="N",
-            parser=make_quantity_parser("--params"),
+        option(
+            "N",
             help="Parameters, as the law counts them: 1.3B, 1.3e9.  [default: from --csv]",
+            parser=make_quantity_parser("--params"),
         ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(
-            metavar="D",
-            parser=make_quantity_parser("--tokens"),
+        option(
+            "D",
             help="Tokens trained on, repeats included: 26B.  [default: from --csv]",
+            parser=make_quantity_parser("--tokens"),
         ),
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FILE",
             "--csv",
-            metavar="FILE",
             help="Predict each row of this table instead, and print CSV.  [default: none]",
         ),
     ] = None,
     epochs: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="How often each token is seen, on average.  [default: 1]"),
+        float | None, option("N", help="How often each token is seen, on average.  [default: 1]")
     ] = None,
     unique_tokens: Annotated[
         float | None,
-        typer.Option(
-            metavar="U",
-            parser=make_quantity_parser("--unique-tokens"),
+        option(
+            "U",
             help="Unique tokens among them, instead of --epochs.  [default: all]",
+            parser=make_quantity_parser("--unique-tokens"),
         ),
     ] = None,
     curves: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RUN|CSV",
+        option(
+            "RUN|CSV",
             help="Further run of the same model and text, whose losses are fitted too; repeatable.",
         ),
     ] = None,
     decay: Annotated[
         int | None,
-        typer.Option(
-            metavar="STEPS",
-            min=1,
+        option(
+            "STEPS",
             help="Steps of a decay that begins now.  [default: a quarter of the steps so far]",
+            min=1,
         ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "a.b=value",
             "--set",
-            metavar="a.b=value",
-            help="Predict a new run, too, with this key of the run file changed: "
-            "training.steps or training.schedule; repeatable.",
+            help="Predict a new run, too, with this key of the run file changed: training.steps or "
+            "training.schedule; repeatable.",
         ),
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder to write curve.json and its page to.  [default: none]"
-        ),
+        option("FOLDER", help="Folder to write curve.json and its page to.  [default: none]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
