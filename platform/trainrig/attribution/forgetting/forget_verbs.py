@@ -33,8 +33,8 @@ DocumentFiles = Annotated[
     list[str] | None,
     option(
         "FILE",
-        help="File with the id of a document to take back on each line; repeatable.  [default: "
-        "none]",
+        help="File with the id of a document to take back on each line; repeatable.  "
+        "[default: none]",
     ),
 ]
 Out = Annotated[

@@ -15,8 +15,8 @@ NumberFormat = Annotated[
     str | None,
     option(
         "DTYPE",
-        help="Number format of the weights: float32, bfloat16 or float16.  [default: as imported, "
-        "else float32]",
+        help="Number format of the weights: float32, bfloat16 or float16.  "
+        "[default: as imported, else float32]",
         autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
     ),
 ]
