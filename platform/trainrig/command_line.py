@@ -69,7 +69,7 @@ def command(
 def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` with a parameter for each field of the dataclasses among its parameters."""
     signature = inspect.signature(function, eval_str=True)
-    kinds = {
+    kinds: dict[str, Any] = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
         if is_dataclass(parameter.annotation)
