@@ -5,6 +5,7 @@ They import their dependencies when they run.
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 from trainrig import command_line, config
@@ -20,30 +21,37 @@ NumberFormat = Annotated[
         autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
     ),
 ]
-License = Annotated[
-    str | None,
-    option(
-        "NAME",
-        "--license",
-        help="License for the model card, by its name on the Hub. [default: none]",
-    ),
-]
-BaseModel = Annotated[
-    str | None, option("OWNER/MODEL", help="Base model, for the model card. [default: none]")
-]
-Datasets = Annotated[
-    list[str] | None,
-    option("OWNER/DATASET", help="Training data set, for the model card; repeatable."),
-]
 Keep = Annotated[
     bool, flag("--keep", help="Accept an OUT that holds exactly this model, and leave it as is.")
 ]
-Scores = Annotated[
-    list[str] | None,
-    option(
-        "DIR", help="Folder of an evaluation of this checkpoint, for the model card; repeatable."
-    ),
-]
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """Options of `export` for the model card."""
+
+    scores: Annotated[
+        list[str] | None,
+        option(
+            "DIR",
+            help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
+        ),
+    ] = None
+    license_: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "--license",
+            help="License for the model card, by its name on the Hub. [default: none]",
+        ),
+    ] = None
+    base_model: Annotated[
+        str | None, option("OWNER/MODEL", help="Base model, for the model card. [default: none]")
+    ] = None
+    dataset: Annotated[
+        list[str] | None,
+        option("OWNER/DATASET", help="Training data set, for the model card; repeatable."),
+    ] = None
 
 
 def export(
@@ -56,10 +64,8 @@ def export(
     generator: Annotated[
         bool, flag("--generator", help="Write the generator of a model that finds replaced tokens.")
     ] = False,
-    scores: Scores = None,
-    license_: License = None,
-    base_model: BaseModel = None,
-    dataset: Datasets = None,
+    *,
+    card: CardOptions,
     keep: Keep = False,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +80,7 @@ def export(
     from trainrig.posttrain.huggingface.peft_adapters import export_adapter
     from trainrig.storage.writable import check_folder
 
-    if adapter and (scores or license_ or base_model or dataset):
+    if adapter and any(vars(card).values()):
         raise ConfigError(
             "export --adapter: an adapter gets no model card; leave out --scores, --license, "
             "--base-model and --dataset"
@@ -87,10 +93,10 @@ def export(
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
     settings = settings.model_copy(
         update={
-            "license": license_,
-            "base_model": base_model,
-            "datasets": tuple(dataset or ()),
-            "sections": "" if adapter else describe_checkpoint(checkpoint, scores or ()),
+            "license": card.license_,
+            "base_model": card.base_model,
+            "datasets": tuple(card.dataset or ()),
+            "sections": "" if adapter else describe_checkpoint(checkpoint, card.scores or ()),
         }
     )
     facts = (
