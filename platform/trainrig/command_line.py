@@ -238,7 +238,7 @@ def make_word_completion(*choices: str) -> Callable[[str], list[str]]:
 
 
 def option(metavar: str, *names: str, help: str, **more: Any) -> Any:
-    """Declare an option that takes a value; its name is that of the parameter, or `names`."""
+    """Declare an option that takes a value, named after its parameter or by `names`."""
     return typer.Option(*names, metavar=metavar, help=help, **more)
 
 

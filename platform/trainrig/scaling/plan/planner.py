@@ -107,7 +107,7 @@ def _make_plan_at(
     placed = placement.place_model(found.model, objective, request, where, rows, flops, steps)
     priced = _estimate_cost(flops, where, request, placed)
     data = _build_token_budget(form, request, counted, tokens)
-    doubts = (
+    fit_warnings = (
         plan_schema.describe_doubt(law, sized, request.vocabulary, data),
         _describe_split_doubt(law, request, wanted),
     )
@@ -139,7 +139,7 @@ def _make_plan_at(
             assumed=request.assumptions,
         ),
         assumptions=request.assumptions,
-        doubt=" ".join(doubt for doubt in doubts if doubt),
+        doubt=" ".join(warning for warning in fit_warnings if warning),
         warnings=(
             *plan_schema.find_extrapolations(law, counted, tokens),
             *plan_schema.find_decoder_warnings(wanted.parameters, counted),
