@@ -14,10 +14,33 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import command_line, config, job, storage
+from trainrig import config, job, storage
 from trainrig.attribution import attribution_verbs
 from trainrig.attribution.forgetting.forget_verbs import forget
 from trainrig.attribution.lineage_verb import lineage
+from trainrig.command_line import (
+    CLUSTERS,
+    CONTEXT,
+    DATA,
+    MODELS,
+    SCALING,
+    SECTION_OF,
+    START,
+    Changes,
+    Device,
+    HardwareTable,
+    HelpGroup,
+    Json,
+    LogLevel,
+    Notify,
+    RunPath,
+    Utilisation,
+    Verb,
+    argument,
+    command,
+    flag,
+    option,
+)
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -38,8 +61,8 @@ from trainrig.verbs import Verb as VerbEntry
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
 TRAIN = {"pretrain", "posttrain", "rl"}  # verbs with alarms, which `--notify` forwards
 app = typer.Typer(
-    cls=command_line.HelpGroup,
-    context_settings=command_line.CONTEXT,
+    cls=HelpGroup,
+    context_settings=CONTEXT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -56,11 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @app.callback(invoke_without_command=True)
 def trainrig(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print versions, for bug reports.")
-    ] = False,
-    log_level: command_line.LogLevel = None,
-    as_json: command_line.Json = False,
+    version: Annotated[bool, flag("--version", help="Print versions, for bug reports.")] = False,
+    log_level: LogLevel = None,
+    as_json: Json = False,
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
     if log_level is not None:  # processes that this one starts inherit the variable
@@ -75,22 +96,18 @@ def trainrig(
         raise typer.Exit
 
 
-@command_line.command(app, command_line.START, "trainrig quickstart --out quickstart")
+@command(app, START, "trainrig quickstart --out quickstart")
 def quickstart(
     out: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", envvar="TRAINRIG_QUICKSTART", help="Folder for all outputs."
-        ),
+        str, option("FOLDER", help="Folder for all outputs.", envvar="TRAINRIG_QUICKSTART")
     ] = "quickstart",
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of worker processes of each stage.")
+        int, option("N", help="Number of worker processes of each stage.", min=1)
     ] = 2,
     with_sweep: Annotated[
-        bool,
-        typer.Option("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes."),
+        bool, flag("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes.")
     ] = False,
-    as_json: command_line.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Walk the whole path on this machine, from pages made of the local Python documentation.
 
@@ -108,11 +125,11 @@ def quickstart(
 
 
 INIT = "trainrig init tune my-model --data notes.jsonl --data chats.jsonl"
-command_line.command(app, command_line.START, INIT)(project_verbs.init)
+command(app, START, INIT)(project_verbs.init)
 
 
-@command_line.command(app, command_line.START, "trainrig run my-model")
-def run(folder: project_verbs.ProjectFolder, as_json: command_line.Json = False) -> None:
+@command(app, START, "trainrig run my-model")
+def run(folder: project_verbs.ProjectFolder, as_json: Json = False) -> None:
     """Run the stages of a project in order; run it again to continue after a stop.
 
     The stages are the `trainrig` lines of the project's run.sh. A finished stage does nothing. The
@@ -123,28 +140,26 @@ def run(folder: project_verbs.ProjectFolder, as_json: command_line.Json = False)
     )
 
 
-@command_line.command(
-    app, command_line.START, "trainrig check jobs/configs/quickstart/pretrain.toml --device h100"
-)
+@command(app, START, "trainrig check jobs/configs/quickstart/pretrain.toml --device h100")
 def check(
-    run_file: command_line.RunPath,
-    changes: command_line.Changes = None,
+    run_file: RunPath,
+    changes: Changes = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Print only settings that are not the default.")
+        bool, flag("--changed", help="Print only settings that are not the default.")
     ] = False,
-    device: command_line.Device = None,
-    mfu: command_line.Utilisation = None,
-    hardware: command_line.HardwareTable = None,
+    device: Device = None,
+    mfu: Utilisation = None,
+    hardware: HardwareTable = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "PRESET",
             "--preset",
-            metavar="PRESET",
             help="Model of `posttrain` to estimate for while its checkpoint does not exist, such "
             "as llama-3.1-8b.  [default: none]",
         ),
     ] = None,
-    as_json: command_line.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Validate a run file and print every setting and what the run would take.
 
@@ -170,17 +185,13 @@ def check(
         print(f"# problem: {problem}")
 
 
-@command_line.command(
-    app, command_line.START, "trainrig doctor", "trainrig doctor --bucket s3://bucket/runs"
-)
+@command(app, START, "trainrig doctor", "trainrig doctor --bucket s3://bucket/runs")
 def doctor(
     bucket: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL", help="Bucket or folder to write, read and delete a file in; repeatable."
-        ),
+        option("URL", help="Bucket or folder to write, read and delete a file in; repeatable."),
     ] = None,
-    as_json: command_line.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check this machine: Python, torch, GPUs, Ray, disks, memory, limits and buckets.
 
@@ -249,25 +260,23 @@ def _add(name: str, verb: VerbEntry) -> None:
     """Add the command of a verb that takes a run file."""
 
     def do(
-        run_file: command_line.RunPath,
-        changes: command_line.Changes = None,
-        as_json: command_line.Json = False,
+        run_file: RunPath,
+        changes: Changes = None,
+        as_json: Json = False,
     ) -> None:
         _do(name, run_file, changes, as_json)
 
     def train(
-        run_file: command_line.RunPath,
-        changes: command_line.Changes = None,
-        as_json: command_line.Json = False,
-        notify: command_line.Notify = None,
+        run_file: RunPath,
+        changes: Changes = None,
+        as_json: Json = False,
+        notify: Notify = None,
     ) -> None:
         _do(name, run_file, changes, as_json, notify)
 
     act = train if name in TRAIN else do
     act.__doc__ = verb.summary
-    command_line.command(
-        app, command_line.SECTION_OF[verb.section], RUNS.format(name, verb.example), name=name
-    )(act)
+    command(app, SECTION_OF[verb.section], RUNS.format(name, verb.example), name=name)(act)
 
 
 for _name, _verb in VERBS.items():
@@ -275,8 +284,8 @@ for _name, _verb in VERBS.items():
         _add(_name, _verb)
 
 
-@command_line.command(app, command_line.START, "trainrig schema pretrain > pretrain.schema.json")
-def schema(verb: command_line.Verb) -> None:
+@command(app, START, "trainrig schema pretrain > pretrain.schema.json")
+def schema(verb: Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
     from trainrig.config.run_file_schema import build_json_schema
 
@@ -291,48 +300,45 @@ def schema(verb: command_line.Verb) -> None:
 
 
 GENERATE = "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
-command_line.command(app, command_line.MODELS, GENERATE)(generate)
-command_line.command(
+command(app, MODELS, GENERATE)(generate)
+command(
     app,
-    command_line.MODELS,
+    MODELS,
     "trainrig chat quickstart/tuned",
     "trainrig chat quickstart/tuned --sources quickstart/index",
 )(attribution_verbs.chat)
-command_line.command(
+command(
     app,
-    command_line.MODELS,
+    MODELS,
     "trainrig attribute quickstart/tuned --index quickstart/index "
     "--prompt 'What does json.dumps do?' --chat --minimum 4",
 )(attribution_verbs.attribute)
-command_line.command(
+command(
     app,
-    command_line.MODELS,
+    MODELS,
     "trainrig memorisation --index quickstart/index "
     "--generations quickstart/pages/instructions-held-out.jsonl --tokens 8",
 )(attribution_verbs.memorisation)
-command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(lineage)
-command_line.command(
+command(app, MODELS, "trainrig lineage quickstart/aligned")(lineage)
+command(
     app,
-    command_line.MODELS,
+    MODELS,
     "trainrig forget quickstart/model --urls pages.txt --plan",
     "trainrig forget quickstart/model --urls pages.txt --out quickstart/forgotten",
     "trainrig forget quickstart/forgotten --check",
 )(forget)
 
 
-@command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")
+@command(app, MODELS, "trainrig report quickstart/model")
 def report(
     run: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN", help="Folder of a training run; give several with --html."),
+        list[str], argument("RUN", help="Folder of a training run; give several with --html.")
     ],
     html: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="File for a page that compares several runs. [default: none]"
-        ),
+        option("FILE", help="File for a page that compares several runs. [default: none]"),
     ] = None,
-    as_json: command_line.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Write report.html of a training run: losses, speed, faults and where the time went.
 
@@ -352,34 +358,24 @@ def report(
     print(json.dumps({"report": path}) if as_json else path)
 
 
-command_line.command(
-    app, command_line.MODELS, "trainrig trace quickstart/model --step 150 --rules"
-)(run_verbs.trace)
-command_line.command(app, command_line.MODELS, "trainrig watch quickstart/model")(run_verbs.watch)
-command_line.command(app, command_line.MODELS, "trainrig runs quickstart")(run_verbs.runs)
-command_line.command(
-    app, command_line.MODELS, "trainrig average quickstart/model averaged --last 2"
-)(run_verbs.average)
-command_line.command(
-    app, command_line.MODELS, "trainrig compare scores/base scores/tuned --html compare.html"
-)(evaluation_verbs.compare)
-command_line.command(app, command_line.MODELS, "trainrig leaderboard scores")(
-    evaluation_verbs.leaderboard
+command(app, MODELS, "trainrig trace quickstart/model --step 150 --rules")(run_verbs.trace)
+command(app, MODELS, "trainrig watch quickstart/model")(run_verbs.watch)
+command(app, MODELS, "trainrig runs quickstart")(run_verbs.runs)
+command(app, MODELS, "trainrig average quickstart/model averaged --last 2")(run_verbs.average)
+command(app, MODELS, "trainrig compare scores/base scores/tuned --html compare.html")(
+    evaluation_verbs.compare
 )
-command_line.command(
+command(app, MODELS, "trainrig leaderboard scores")(evaluation_verbs.leaderboard)
+command(
     app,
-    command_line.MODELS,
+    MODELS,
     "trainrig lm-eval --model trainrig --model_args checkpoint=runs/base --tasks arc_easy",
     name="lm-eval",
     passes_on=True,
 )(evaluation_verbs.lm_eval)
-command_line.command(app, command_line.SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
-command_line.command(
-    app, command_line.SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100"
-)(plan)
-command_line.command(
-    app, command_line.SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B"
-)(predict)
+command(app, SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
+command(app, SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100")(plan)
+command(app, SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B")(predict)
 
 
 def _find_mixture(run_file: str, changes: Sequence[str] | None, as_json: bool) -> None:
@@ -388,28 +384,18 @@ def _find_mixture(run_file: str, changes: Sequence[str] | None, as_json: bool) -
         print_result(output)
 
 
-command_line.command(
+command(
     app,
-    command_line.SCALING,
+    SCALING,
     RUNS.format("mixture", "mixture"),
     "trainrig mixture shares.csv losses.csv --out mix",
 )(build_mixture_command(_find_mixture))
 SUBMIT = "trainrig submit pretrain run.toml --address http://127.0.0.1:8265 --max-cost 500"
-command_line.command(app, command_line.CLUSTERS, SUBMIT)(launch_verbs.submit)
-command_line.command(app, command_line.CLUSTERS, "trainrig jobs --home s3://bucket/home")(
-    launch_verbs.jobs
-)
-command_line.command(app, command_line.CLUSTERS, "trainrig logs pretrain-model-1f6a13 --follow")(
-    launch_verbs.logs
-)
-command_line.command(app, command_line.CLUSTERS, "trainrig stop pretrain-model-1f6a13")(
-    launch_verbs.stop
-)
-app.add_typer(cluster_app, name="cluster", rich_help_panel=command_line.CLUSTERS)
-app.add_typer(tokens_app, name="tokens", rich_help_panel=command_line.DATA)
-command_line.command(
-    app, command_line.MODELS, "trainrig export runs/tuned hf-folder --dtype bfloat16"
-)(export)
-command_line.command(
-    app, command_line.MODELS, "trainrig import hf-folder runs/imported", name="import"
-)(import_folder)
+command(app, CLUSTERS, SUBMIT)(launch_verbs.submit)
+command(app, CLUSTERS, "trainrig jobs --home s3://bucket/home")(launch_verbs.jobs)
+command(app, CLUSTERS, "trainrig logs pretrain-model-1f6a13 --follow")(launch_verbs.logs)
+command(app, CLUSTERS, "trainrig stop pretrain-model-1f6a13")(launch_verbs.stop)
+app.add_typer(cluster_app, name="cluster", rich_help_panel=CLUSTERS)
+app.add_typer(tokens_app, name="tokens", rich_help_panel=DATA)
+command(app, MODELS, "trainrig export runs/tuned hf-folder --dtype bfloat16")(export)
+command(app, MODELS, "trainrig import hf-folder runs/imported", name="import")(import_folder)

@@ -1,16 +1,20 @@
 """Parts that several commands share: help pages, options, completion, and quantities.
 
 A command is added by `command(app, SECTION, "trainrig …")`. The list of commands shows the first
-sentence of its docstring without shortening it. The example must work when it is copied.
+sentence of its docstring without shortening it. The example must work when it is copied. Options
+that belong together are the fields of a frozen dataclass, which the function takes as one object.
 
 Each completion function takes the incomplete word and returns its completions. No function raises,
 because a user who presses TAB should not see a traceback. Slow imports and network requests are
 avoided.
 """
 
+import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -47,13 +51,46 @@ def command(
     it passes on to another program.
     """
     unknown = {"allow_extra_args": True, "ignore_unknown_options": True} if passes_on else {}
-    return app.command(
+    register = app.command(
         name,
         cls=HelpCommand,
         rich_help_panel=section,
         epilog="\n".join(examples),
         context_settings=unknown or None,
     )
+
+    def add(function: Function) -> Function:
+        register(spread_options(function))
+        return function
+
+    return add
+
+
+def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with a parameter for each field of the dataclasses among its parameters."""
+    signature = inspect.signature(function, eval_str=True)
+    kinds: dict[str, Any] = {
+        parameter.name: parameter.annotation
+        for parameter in signature.parameters.values()
+        if is_dataclass(parameter.annotation)
+    }
+    spread: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name in kinds:
+            spread += inspect.signature(kinds[name]).parameters.values()
+        else:
+            spread.append(parameter)
+
+    @functools.wraps(function)
+    def call(**given: Any) -> Any:
+        for name, kind in kinds.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return function(**given)
+
+    # All by name, so that options without a default may follow others with one.
+    by_name = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in spread]
+    call.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+    return call
 
 
 class HelpCommand(TyperCommand):
@@ -200,93 +237,92 @@ def make_word_completion(*choices: str) -> Callable[[str], list[str]]:
     return complete
 
 
+def option(metavar: str, *names: str, help: str, **more: Any) -> Any:
+    """Declare an option that takes a value, named after its parameter or by `names`."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def flag(*names: str, help: str) -> Any:
+    """Declare an option that takes no value."""
+    return typer.Option(*names, help=help)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Declare an argument, which is given without a name."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 RunPath = Annotated[
-    str,
-    typer.Argument(metavar="RUN.toml", help="Run file of the command.", autocompletion=run_files),
+    str, argument("RUN.toml", help="Run file of the command.", autocompletion=run_files)
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="a.b=value",
-        help="Change one key of the run file; repeatable.",
-    ),
+    option("a.b=value", "--set", help="Change one key of the run file; repeatable."),
 ]
 Verb = Annotated[
-    str,
-    typer.Argument(
-        metavar="COMMAND",
-        help="Command that takes a run file.",
-        autocompletion=complete_verbs,
-    ),
+    str, argument("COMMAND", help="Command that takes a run file.", autocompletion=complete_verbs)
 ]
 Checkpoint = Annotated[
-    str,
-    typer.Argument(metavar="CKPT", help="Run folder (its newest checkpoint), or one checkpoint."),
+    str, argument("CKPT", help="Run folder (its newest checkpoint), or one checkpoint.")
 ]
 Instance = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
+    option(
+        "NAME",
         help="Instance in the table of hardware; its on-demand price gives the cost.  "
         "[default: no cost]",
     ),
 ]
 Search = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="DIR",
-        help="Further folder to search, with the folders in it; repeatable.  [default: none]",
+    option(
+        "DIR", help="Further folder to search, with the folders in it; repeatable.  [default: none]"
     ),
 ]
 Notify = Annotated[
     str | None,
-    typer.Option(
-        metavar="TARGET", help="Command or URL to send the run's alarms to.  [default: none]"
-    ),
+    option("TARGET", help="Command or URL to send the run's alarms to.  [default: none]"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Json = Annotated[bool, flag("--json", help="Print the result as one JSON object.")]
 LogLevel = Annotated[
     str | None,
-    typer.Option(
-        metavar="LEVEL",
+    option(
+        "LEVEL",
         help="Least severe messages to print: debug, info, warning or error.  "
         "[default: $TRAINRIG_LOG_LEVEL, else info]",
         autocompletion=make_word_completion("debug", "info", "warning", "error"),
     ),
 ]
-Borders = Annotated[bool, typer.Option("--borders", help="Mark where each token ends.")]
+Borders = Annotated[bool, flag("--borders", help="Mark where each token ends.")]
 
 Device = Annotated[
     str | None,
-    typer.Option(
-        metavar="DEVICE",
+    option(
+        "DEVICE",
         help="Device to estimate for, such as h100.  [default: this machine's]",
         autocompletion=complete_devices,
     ),
 ]
 Utilisation = Annotated[
     float | None,
-    typer.Option(
-        metavar="SHARE", help="Share of the device's peak FLOP/s that is reached.  [default: 0.4]"
-    ),
+    option("SHARE", help="Share of the device's peak FLOP/s that is reached.  [default: 0.4]"),
 ]
 HardwareTable = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        envvar="TRAINRIG_HARDWARE",
-        show_envvar=False,
+    option(
+        "FILE",
         help="Table of devices, machines and prices.  "
         "[default: $TRAINRIG_HARDWARE, else trainrig's hardware.toml]",
+        envvar="TRAINRIG_HARDWARE",
+        show_envvar=False,
         autocompletion=run_files,
     ),
 ]
 RecordsHome = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "URL",
         "--home",
-        metavar="URL",
         help="Folder or URL of the runs' records, on disk or in a bucket.  "
         "[default: $TRAINRIG_HOME, else ~/.local/state/trainrig]",
     ),
@@ -309,13 +345,13 @@ def parse_quantity(text: str) -> float:
     return value
 
 
-def make_quantity_parser(option: str) -> Callable[[str], float]:
-    """Return a parser for the values of `option`, whose errors name the option."""
+def quantity(metavar: str, name: str, *, help: str) -> Any:
+    """Declare an option that takes a number such as `1.3B`; errors give its `name`."""
 
-    def number(text: str) -> float:
+    def parse(text: str) -> float:
         try:
             return parse_quantity(text)
         except ConfigError as error:
-            raise ConfigError(f"{option}: {error}") from None
+            raise ConfigError(f"{name}: {error}") from None
 
-    return number
+    return option(metavar, name, help=help, parser=parse)

@@ -17,7 +17,8 @@ def test_an_export_is_that_of_the_command_and_its_import_generates_the_same_text
     fresh: str, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
-    huggingface_verbs.export(fresh, str(there), dtype="bfloat16", license_="mit")
+    card = huggingface_verbs.CardOptions(license_="mit")
+    huggingface_verbs.export(fresh, str(there), dtype="bfloat16", card=card)
     options = {"dtype": "bfloat16", "license": "mit"}
     exported = trainrig.export_model(fresh, tmp_path / "here", **options)
     assert read_files(tmp_path / "here") == read_files(there)

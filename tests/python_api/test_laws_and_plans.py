@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 import trainrig
+from trainrig.scaling.fit.fit_options import LawOptions, TableOptions
 from trainrig.scaling.fit.fit_options import fit as fit_command
 from trainrig.scaling.fit.law_fit import LawFit
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_forms import Parametric
+from trainrig.scaling.plan.plan_options import PlanOptions
 from trainrig.scaling.plan.plan_options import plan as plan_command
 from trainrig.scaling.plan.plan_run_file import PlanFile
 
@@ -30,7 +32,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plan_command("hoffmann", flops=1e20, device="h100", as_json=True)
+    given = PlanOptions(flops=1e20, device="h100")
+    plan_command("hoffmann", given=given, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     plan = trainrig.plan("hoffmann", flops=1e20, device="h100")
     assert plan.figures == printed
@@ -38,7 +41,7 @@ def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_p
     file = tmp_path / "plan.toml"
     file.write_text('stage = "plan"\nlaw = "hoffmann"\nflops = 2e20\ndevice = "h100"\n')
     assert trainrig.plan(file, changes=["flops=1e20"]).figures == printed
-    plan_command("hoffmann", flops=1e20, device="h100")
+    plan_command("hoffmann", given=given)
     assert capsys.readouterr().out == f"{plan}\n"
     assert plan.paths == ()
     assert "<pre>" in plan._repr_html_()
@@ -63,7 +66,8 @@ def test_mistakes_are_those_of_the_command() -> None:
 def test_a_law_is_that_of_the_command(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit_command([str(table)], form="Parametric", draws=20, as_json=True)
+    options = LawOptions(form="Parametric", draws=20)
+    fit_command([str(table)], table=TableOptions(), law=options, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     law = trainrig.fit(table, form="Parametric", bootstrap={"draws": 20}, progress=False)
     assert law.figures == printed

@@ -2,15 +2,15 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from support.tuning_fixtures import encoder, fresh
 
 import trainrig
 from trainrig.attribution import attribution_verbs
+from trainrig.command_line import spread_options
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain import generate_verbs
+from trainrig.posttrain.generate_verbs import DrawOptions, EngineOptions, PromptOptions, generate
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 
 __all__ = ["encoder", "fresh"]
@@ -22,34 +22,51 @@ def test_texts_are_those_of_the_command(
     fresh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = trainrig.load(fresh, device="cpu")
-    generate_verbs.generate(fresh, prompt="the sea", tokens=8, top_p=0.9, seed=3)
+    generate(
+        fresh,
+        asked=PromptOptions(prompt="the sea"),
+        tokens=8,
+        draw=DrawOptions(top_p=0.9, seed=3),
+        engine=EngineOptions(),
+    )
     assert capsys.readouterr().out == (
         loaded.generate("the sea", tokens=8, top_p=0.9, seed=3) + "\n"
     )
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     out = tmp_path / "answers.jsonl"
-    generate_verbs.generate(fresh, prompts=str(rows), out=str(out), tokens=6, stop=["a"])
+    generate(
+        fresh,
+        asked=PromptOptions(prompts=str(rows), out=str(out)),
+        tokens=6,
+        stop=["a"],
+        draw=DrawOptions(),
+        engine=EngineOptions(),
+    )
     answers = [json.loads(line)["text"] for line in out.read_text().splitlines()]
     assert loaded.generate(PROMPTS, tokens=6, stop=["a"]) == answers
     capsys.readouterr()
-    generate_verbs.generate(fresh, prompt="two cats", chat=True, tokens=5)
+    generate(
+        fresh,
+        asked=PromptOptions(prompt="two cats", chat=True),
+        tokens=5,
+        draw=DrawOptions(),
+        engine=EngineOptions(),
+    )
     answer = loaded.chat([{"role": "user", "content": "two cats"}], tokens=5)
     assert capsys.readouterr().out == answer + "\n"
     assert loaded.chat("two cats", tokens=5) == answer
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(generate_verbs, "generate"), (attribution_verbs, "chat")]
-)
-def test_options_and_defaults_are_those_of_the_command(module: ModuleType, name: str) -> None:
+@pytest.mark.parametrize("command", [generate, attribution_verbs.chat])
+def test_options_and_defaults_are_those_of_the_command(command: Callable[..., None]) -> None:
     def find_defaults(function: Callable[..., object]) -> dict[str, object]:
         found = inspect.signature(function).parameters.values()
         return {p.name: p.default or None for p in found if p.kind is p.KEYWORD_ONLY}
 
-    command = inspect.signature(getattr(module, name)).parameters
-    ours = find_defaults(getattr(trainrig.LoadedModel, name))
-    assert ours == {option: command[option].default or None for option in ours}
+    options = inspect.signature(spread_options(command)).parameters
+    ours = find_defaults(getattr(trainrig.LoadedModel, command.__name__))
+    assert ours == {option: options[option].default or None for option in ours}
     assert len(ours) >= 7
 
 

@@ -1,124 +1,126 @@
 """Options of the command-line verbs on the training data of answers."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from trainrig.command_line import argument, flag, option
+from trainrig.errors import ConfigError
+from trainrig.posttrain.generate_verbs import Tokens
 
-Index = Annotated[
-    str,
-    typer.Option("--index", metavar="DIR", help="Folder that `trainrig index` wrote."),
-]
-Minimum = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Number of tokens of the shortest span.")
-]
-Verify = Annotated[
-    bool,
-    typer.Option(
-        "--verify",
-        help="Read the whole index and its tokens first, and compare them with their sums.",
-    ),
-]
+Minimum = Annotated[int, option("N", help="Number of tokens of the shortest span.", min=1)]
 AnsweringCheckpoint = Annotated[
     str | None,
-    typer.Argument(
-        metavar="CKPT",
+    argument(
+        "CKPT",
         help="Run folder or checkpoint: its steps are named, and it answers --prompt.  "
         "[default: none]",
     ),
 ]
-Text = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Text to look for.  [default: none]")
-]
-TextFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="File with the text to look for; - is stdin.  [default: none]"
-    ),
-]
-AnsweredPrompt = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Prompt that CKPT answers; the answer is looked for.  [default: none]",
-    ),
-]
-AsChat = Annotated[bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")]
-MostSpans = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Most spans to show, the rarest ones.")
-]
-MostDocuments = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Most documents to show of a span.")
-]
-ContextTokens = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, help="Number of tokens to show around a span."),
-]
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Options of `attribute` that name the index of the training data."""
+
+    index: Annotated[str, option("DIR", "--index", help="Folder that `trainrig index` wrote.")]
+    verify: Annotated[
+        bool,
+        flag(
+            "--verify",
+            help="Read the whole index and its tokens first, and compare them with their sums.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class SoughtOptions:
+    """Options of `attribute` that name the text to look for, one of three."""
+
+    text: Annotated[str | None, option("TEXT", help="Text to look for.  [default: none]")] = None
+    text_file: Annotated[
+        str | None,
+        option("FILE", help="File with the text to look for; - is stdin.  [default: none]"),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        option("TEXT", help="Prompt that CKPT answers; the answer is looked for.  [default: none]"),
+    ] = None
+    chat: Annotated[bool, flag("--chat", help="Answer the prompt as a chat assistant.")] = False
+    tokens: Tokens = 64
+
+    def check(self, checkpoint: str | None) -> None:
+        """Raise ConfigError unless one text is named, and a checkpoint that answers a prompt."""
+        if [self.text, self.text_file, self.prompt].count(None) != 2:
+            raise ConfigError("attribute: give exactly one of --text, --text-file and --prompt")
+        if self.prompt is not None and checkpoint is None:
+            raise ConfigError("attribute --prompt: name the checkpoint that answers it")
+
+
+@dataclass(frozen=True)
+class ShownOptions:
+    """Options of `attribute` that bound what is shown of a text, its spans and their pages."""
+
+    minimum: Minimum = 8
+    spans: Annotated[int, option("N", help="Most spans to show, the rarest ones.", min=1)] = 10
+    documents: Annotated[int, option("N", help="Most documents to show of a span.", min=0)] = 3
+    context: Annotated[int, option("N", help="Number of tokens to show around a span.", min=0)] = 30
+
+
 CuratedFolder = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
+    option(
+        "DIR",
         help="Folder of `curate` that the tokens were made of: adds each page's signals.  "
         "[default: none]",
     ),
 ]
 HtmlPage = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Page to write, with spans to click.  [default: none]"),
+    str | None, option("FILE", help="Page to write, with spans to click.  [default: none]")
 ]
 SourcesIndex = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
+    option(
+        "DIR",
         help="Folder that `trainrig index` wrote: parts of answers that stand in the training "
         "pages are marked, with their pages.  [default: none]",
     ),
 ]
 ScoringCheckpoint = Annotated[
     str | None,
-    typer.Argument(
-        metavar="CKPT",
-        help="Run folder or checkpoint that --canaries are scored by.  [default: none]",
+    argument(
+        "CKPT", help="Run folder or checkpoint that --canaries are scored by.  [default: none]"
     ),
 ]
 CopyIndex = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder that `trainrig index` wrote, for --generations.  [default: none]",
-    ),
+    option("DIR", help="Folder that `trainrig index` wrote, for --generations.  [default: none]"),
 ]
 Generations = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
         help="JSONL file of generated texts, as `generate --prompts` writes it.  [default: none]",
     ),
 ]
 CopyLengths = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar="N",
-        min=1,
+    option(
+        "N",
         help="Number of tokens in a row that make a copy; repeatable.  [default: 16, 32, 50]",
+        min=1,
     ),
 ]
 Canaries = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
         help="JSONL file of texts that were injected into the training data.  [default: none]",
     ),
 ]
 References = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="JSONL file of texts of the same form that were not.  [default: none]",
-    ),
+    option("FILE", help="JSONL file of texts of the same form that were not.  [default: none]"),
 ]
 VerifyFiles = Annotated[
-    bool,
-    typer.Option(
-        "--verify", help="Read all files that are found, and compare them with their sums."
-    ),
+    bool, flag("--verify", help="Read all files that are found, and compare them with their sums.")
 ]

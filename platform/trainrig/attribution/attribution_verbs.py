@@ -8,39 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
 from trainrig.attribution.attribution_options import (
-    AnsweredPrompt,
     AnsweringCheckpoint,
-    AsChat,
     Canaries,
-    ContextTokens,
     CopyIndex,
     CopyLengths,
     CuratedFolder,
     Generations,
     HtmlPage,
-    Index,
+    IndexOptions,
     Minimum,
-    MostDocuments,
-    MostSpans,
     References,
     ScoringCheckpoint,
+    ShownOptions,
+    SoughtOptions,
     SourcesIndex,
-    Text,
-    TextFile,
-    Verify,
 )
 from trainrig.command_line import Checkpoint, Json
 from trainrig.errors import ConfigError
 from trainrig.posttrain import generate_verbs
-from trainrig.posttrain.generate_verbs import (
-    MinP,
-    Penalty,
-    Seed,
-    Temperature,
-    Tokens,
-    TopK,
-    TopP,
-)
+from trainrig.posttrain.generate_verbs import DrawOptions, Tokens
 
 if TYPE_CHECKING:
     from trainrig.attribution.attributed_text import AttributedText, AttributionLimits
@@ -51,26 +37,14 @@ DEFAULT_LENGTHS = (16, 32, 50)  # tokens in a row that make a copy
 
 
 def attribute(
-    index: Index,
     checkpoint: AnsweringCheckpoint = None,
-    text: Text = None,
-    text_file: TextFile = None,
-    prompt: AnsweredPrompt = None,
-    chat: AsChat = False,
-    tokens: Tokens = 64,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
-    seed: Seed = 0,
-    minimum: Minimum = 8,
-    spans: MostSpans = 10,
-    documents: MostDocuments = 3,
-    context: ContextTokens = 30,
+    *,
+    index: IndexOptions,
+    sought: SoughtOptions,
+    draw: DrawOptions,
+    shown: ShownOptions,
     corpus: CuratedFolder = None,
     html: HtmlPage = None,
-    verify: Verify = False,
     as_json: Json = False,
 ) -> None:
     """Find the training pages that parts of a text stand in, word for word.
@@ -78,32 +52,20 @@ def attribute(
     The text is --text, --text-file, or the answer of CKPT to --prompt. With CKPT, the steps that
     learned from each page are listed, of its run and of the runs that it was tuned from.
     """
-    if sum(given is not None for given in (text, text_file, prompt)) != 1:
-        raise ConfigError("attribute: give exactly one of --text, --text-file and --prompt")
-    if prompt is not None and checkpoint is None:
-        raise ConfigError("attribute --prompt: name the checkpoint that answers it")
+    sought.check(checkpoint)
     from trainrig.attribution.attributed_text import AttributionLimits, attribute_text
     from trainrig.attribution.corpus_index import open_index
     from trainrig.attribution.learned_steps import open_family
 
-    limits = AttributionLimits(minimum=minimum, spans=spans, documents=documents, context=context)
-    sampling = generate_verbs.build_sampling(
-        "attribute",
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        maximum_tokens=tokens,
-    )
-    opened = open_index(index, verify)
+    limits = AttributionLimits(**asdict(shown))
+    sampling = draw.build("attribute", sought.tokens)
+    opened = open_index(index.index, index.verify)
     runs = [] if checkpoint is None else open_family(checkpoint, opened)
-    if prompt is not None and checkpoint is not None:
-        sought = _answer(checkpoint, prompt, sampling, chat)
+    if sought.prompt is not None and checkpoint is not None:
+        text = _answer(checkpoint, sought.prompt, sampling, sought.chat)
     else:
-        sought = text if text is not None else _read_text(text_file or "-")
-    attributed = attribute_text(opened, sought, limits, runs, corpus)
+        text = _read_text(sought.text_file or "-") if sought.text is None else sought.text
+    attributed = attribute_text(opened, text, limits, runs, corpus)
     if html is not None:
         from trainrig.attribution.attribution_page import render_attribution_page
 
@@ -145,31 +107,18 @@ def _read_text(path: str) -> str:
 
 def chat(
     checkpoint: Checkpoint,
+    *,
     system: generate_verbs.System = None,
     sources: SourcesIndex = None,
     minimum: Minimum = 8,
     tokens: Tokens = 512,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
-    seed: Seed = 0,
+    draw: DrawOptions,
 ) -> None:
     """Chat with a checkpoint: type a line and read the answer as it is written.
 
     An empty line starts a new conversation. The end of the input (Ctrl-D) ends the chat.
     """
-    sampling = generate_verbs.build_sampling(
-        "chat",
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        maximum_tokens=tokens,
-    )
+    sampling = draw.build("chat", tokens)
     if sources is None:
         generate_verbs.hold_chat(checkpoint, system, sampling)
         return

@@ -5,11 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from trainrig import storage
 from trainrig.attribution.attribution_options import VerifyFiles
-from trainrig.command_line import Checkpoint, Json, Search
+from trainrig.command_line import Checkpoint, Json, Search, option
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,26 +22,24 @@ def lineage(
     verify: VerifyFiles = False,
     format_: Annotated[
         Format,
-        typer.Option(
+        option(
+            "FORMAT",
             "--format",
-            metavar="FORMAT",
             help="Format to print: text, json, croissant (version 1.0) or prov (PROV-JSON).",
         ),
     ] = "text",
     property_: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=VALUE",
             "--property",
-            metavar="NAME=VALUE",
             help="Property of the Croissant metadata, such as license=CC0-1.0; repeatable.  "
             "[default: none]",
         ),
     ] = None,
     html: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Page to write, with a picture of the family tree. [default: none]"
-        ),
+        option("FILE", help="Page to write, with a picture of the family tree. [default: none]"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -6,6 +6,7 @@ returns depend on the rows of the table alone, and it keeps the columns that it 
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TableOperator:
+class TableOperator(ABC):
     """A step of a pipeline: its settings, and a call that computes a table from a table.
 
     A subclass declares its settings as a model does. It is not a model itself: for actors, Ray Data
@@ -53,16 +54,16 @@ class TableOperator:
         vars(self).update(config.list_fields(config.with_absolute_paths(given)))
         self._prepare()
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> None:  # noqa: B027 - a step without files needs none
         """Read the files that the settings name, and check that the settings fit together."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings.model_fields)
         return f"{self._settings.__name__}({given})"
 
+    @abstractmethod
     def __call__(self, rows: "pa.Table") -> "pa.Table":
         """Return the table that this step makes of `rows`."""
-        raise NotImplementedError
 
     def require_columns(self, rows: "pa.Table", names: Sequence[str], remedy: str) -> None:
         """Raise ConfigError with the `remedy` if `rows` lack one of the columns `names`.

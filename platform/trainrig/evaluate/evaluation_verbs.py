@@ -11,7 +11,7 @@ from unittest import mock
 
 import typer
 
-from trainrig.command_line import Json
+from trainrig.command_line import Json, argument, option
 from trainrig.errors import ConfigError
 from trainrig.optional_packages import describe_install
 
@@ -32,15 +32,13 @@ def run_harness(arguments: Sequence[str]) -> None:
 
 Page = Annotated[
     str | None,
-    typer.Option(
-        "--html", metavar="FILE", help="Also write a page to read in a browser.  [default: none]"
-    ),
+    option("FILE", "--html", help="Also write a page to read in a browser.  [default: none]"),
 ]
 
 
 def compare(
     folders: Annotated[
-        list[str], typer.Argument(metavar="FOLDER", help="Folders that `evaluate` wrote; A first.")
+        list[str], argument("FOLDER", help="Folders that `evaluate` wrote; A first.")
     ],
     html: Page = None,
     as_json: Json = False,
@@ -84,7 +82,7 @@ def compare(
 
 
 def leaderboard(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that contains evaluations.")],
+    folder: Annotated[str, argument("DIR", help="Folder that contains evaluations.")],
     html: Page = None,
     as_json: Json = False,
 ) -> None:

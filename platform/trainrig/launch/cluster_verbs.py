@@ -13,7 +13,10 @@ from trainrig.command_line import (
     HelpGroup,
     Json,
     RecordsHome,
+    argument,
     command,
+    flag,
+    option,
 )
 from trainrig.extras import load_extra
 from trainrig.job import if_stopped
@@ -36,8 +39,8 @@ def _complete_names(incomplete: str) -> list[str]:
 
 ClusterName = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME|FILE",
+    argument(
+        "NAME|FILE",
         help="Cluster: aws, gcp, local, kuberay/raycluster, kuberay/rayjob, or a YAML file.",
         autocompletion=_complete_names,
     ),
@@ -50,13 +53,11 @@ def check(
     hardware: HardwareTable = None,
     checkpoint_seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
+        option(
+            "SECONDS",
+            help="Time that a checkpoint takes: warn if it does not fit into the cloud's notice "
+            "before it takes a machine back.  [default: not checked]",
             min=0,
-            help=(
-                "Time that a checkpoint takes: warn if it does not fit into the cloud's "
-                "notice before it takes a machine back.  [default: not checked]"
-            ),
         ),
     ] = None,
     as_json: Json = False,
@@ -80,10 +81,7 @@ def check(
 def up(
     name: ClusterName,
     minutes: Annotated[
-        float,
-        typer.Option(
-            metavar="MINUTES", min=0.1, help="Give up if the cluster is not up after this long."
-        ),
+        float, option("MINUTES", help="Give up if the cluster is not up after this long.", min=0.1)
     ] = 15.0,
     as_json: Json = False,
 ) -> None:
@@ -120,10 +118,7 @@ def down(
     home: RecordsHome = None,
     ignore_home: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Folder of run records in which not to look for live runs; repeatable.",
-        ),
+        option("URL", help="Folder of run records in which not to look for live runs; repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -146,13 +141,11 @@ def down(
 def leaks(
     name: ClusterName,
     everything: Annotated[
-        bool, typer.Option("--all", help="List the machines of all trainrig clusters.")
+        bool, flag("--all", help="List the machines of all trainrig clusters.")
     ] = False,
     region: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="REGION", help="AWS: search only this region; repeatable.  [default: all]"
-        ),
+        option("REGION", help="AWS: search only this region; repeatable.  [default: all]"),
     ] = None,
     as_json: Json = False,
 ) -> None:

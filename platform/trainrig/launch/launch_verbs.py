@@ -13,7 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import command_line, config
-from trainrig.command_line import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
+from trainrig.command_line import (
+    Changes,
+    Json,
+    RecordsHome,
+    RunPath,
+    Verb,
+    argument,
+    flag,
+    option,
+)
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
 from trainrig.launch.submit import limit_options
@@ -32,8 +41,8 @@ def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 RunId = Annotated[
     str,
-    typer.Argument(
-        metavar="ID",
+    argument(
+        "ID",
         help="Id of the run, as `trainrig jobs` shows it, or its unique beginning.",
         autocompletion=_run_ids,
     ),
@@ -41,42 +50,42 @@ RunId = Annotated[
 LAST_LINES = 10  # lines of the log to print first when following a live run
 
 
+@dataclasses.dataclass(frozen=True)
+class SubmitOptions:
+    """Options of `submit` that say where a run goes, and what is done there."""
+
+    address: Annotated[
+        str | None,
+        option(
+            "URL",
+            help="Ray dashboard of the cluster.  "
+            "[default: $RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265]",
+        ),
+    ] = None
+    home: RecordsHome = None
+    check: Annotated[bool, flag("--check", help="Run all checks; submit nothing.")] = False
+    detach: Annotated[
+        bool, flag("--detach", help="Return once the run is submitted; do not follow it.")
+    ] = False
+    environment: Annotated[
+        str,
+        option(
+            "KIND",
+            help="Libraries to use: `cluster` for its own, or `pinned` to install this machine's "
+            "versions.",
+            autocompletion=command_line.make_word_completion("cluster", "pinned"),
+        ),
+    ] = "cluster"
+
+
 def submit(
     context: typer.Context,
     verb: Verb,
     run_file: RunPath,
     changes: Changes = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Ray dashboard of the cluster.  [default: $RAY_API_SERVER_ADDRESS, else "
-            "http://127.0.0.1:8265]",
-        ),
-    ] = None,
-    home: RecordsHome = None,
-    check: Annotated[bool, typer.Option("--check", help="Run all checks; submit nothing.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run is submitted; do not follow it.")
-    ] = False,
-    max_cost: limit_options.MaxCost = None,
-    hardware: HardwareTable = None,
-    deadline: limit_options.Deadline = None,
-    pending: limit_options.Pending = "15m",
-    grace: limit_options.Grace = "2m",
-    retries: limit_options.Retries = None,
-    notify: limit_options.NotifyCommand = None,
-    environment: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND",
-            help=(
-                "Libraries to use: `cluster` for its own, or `pinned` to install this "
-                "machine's versions."
-            ),
-            autocompletion=command_line.make_word_completion("cluster", "pinned"),
-        ),
-    ] = "cluster",
+    *,
+    how: SubmitOptions,
+    limit: limit_options.LimitOptions,
     as_json: Json = False,
 ) -> None:
     """Check a run and a cluster, run it there and follow it.
@@ -87,30 +96,28 @@ def submit(
     from trainrig.launch.submit.preflight import SubmissionRequest, examine
 
     _listen()
-    _check_environment(environment)
-    limits = limit_options.build_limits(
-        max_cost, hardware, deadline, pending, grace, retries or (), notify
-    )
-    found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
+    _check_environment(how.environment)
+    limits = limit.build()
+    found = examine(SubmissionRequest(verb, run_file, changes or (), how.address, how.home, limits))
     record = found.record()
     alive = record is not None and record.read_status().alive
     refused = any(problem.what in ("run file", "output") for problem in found.problems)
-    if check:
+    if how.check:
         _show_findings(found, as_json)
     elif found.finished and not alive:
         _say(f"{found.output}: already finished; nothing to do")
         _print_result({"state": "done", "output": found.output}, as_json)
         return
     elif alive and not refused:
-        _run(found, limits, environment, _find_given_options(context), detach, as_json)
+        _run(found, limits, how.environment, _find_given_options(context), how.detach, as_json)
         return
     if found.problems:
-        if not check:
+        if not how.check:
             _show_findings(found, as_json)
         raise _explain_problems(found)
-    if not check:
+    if not how.check:
         found.show(_say)
-        _run(found, limits, environment, _find_given_options(context), detach, as_json)
+        _run(found, limits, how.environment, _find_given_options(context), how.detach, as_json)
 
 
 def _check_environment(environment: str) -> None:
@@ -204,7 +211,7 @@ def logs(
     run: RunId,
     home: RecordsHome = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
+        bool, flag("--follow", "-f", help="Keep printing until the run ends.")
     ] = False,
 ) -> None:
     """Print the log of a run, over all attempts, even when its cluster is gone."""
@@ -237,9 +244,7 @@ def logs(
 def stop(
     run: RunId,
     home: RecordsHome = None,
-    now: Annotated[
-        bool, typer.Option("--now", help="End the run at once, without a checkpoint.")
-    ] = False,
+    now: Annotated[bool, flag("--now", help="End the run at once, without a checkpoint.")] = False,
     as_json: Json = False,
 ) -> None:
     """Stop a run once it has saved a checkpoint, and print what was saved."""

@@ -10,7 +10,7 @@ AdamW's learning rates: Liu et al. 2025, arXiv:2502.16982, section 2.2.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -115,8 +115,6 @@ class Muon(OptimizerSettings):
     In a stack of matrices, as of experts, each matrix is orthogonalised separately. A sharded
     matrix is gathered to one owner rank, so no bit depends on the number of workers.
     """
-
-    transfers_width: ClassVar[bool] = True
 
     kind: Literal["Muon"] = "Muon"
     lr: moment_optimizers.Positive = 0.02  # peak learning rate of the matrices

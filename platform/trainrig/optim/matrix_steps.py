@@ -7,6 +7,7 @@ the work.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,7 +155,7 @@ def _find_group(tensor: Tensor) -> dist.ProcessGroup | None:
     return None
 
 
-class WholeTensorSteps(torch.optim.Optimizer):
+class WholeTensorSteps(torch.optim.Optimizer, ABC):
     """Base of optimizers that need whole tensors, which are updated in rounds of one per rank."""
 
     @torch.no_grad()
@@ -167,16 +168,16 @@ class WholeTensorSteps(torch.optim.Optimizer):
                 for parameter, task in zip(parameters, tasks, strict=True):
                     self.update(parameter, task.outputs, group)
 
+    @abstractmethod
     def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
         """Return the owner's computation for `parameter`, which has a gradient.
 
         Creates the state of a parameter without one.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
         """Change this rank's rows of `parameter` in place, given its rows of the results."""
-        raise NotImplementedError
 
 
 AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")

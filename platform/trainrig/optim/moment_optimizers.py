@@ -7,6 +7,7 @@ with momentum: Sutskever et al. 2013.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -65,11 +66,11 @@ class ElementwiseSettings(OptimizerSettings):
         dtype = getattr(torch, self.state)
         return ElementwiseOptimizer(groups, self, dtype, self.state_names, self.update)
 
+    @abstractmethod
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
         """Change a piece of a parameter and its `state` in place; `state["step"]` counts from 1."""
-        raise NotImplementedError
 
 
 class TwoMoments(ElementwiseSettings):
@@ -204,7 +205,6 @@ class AdamW(TwoMoments):
     """
 
     decoupled: ClassVar[bool] = True
-    transfers_width: ClassVar[bool] = True
 
     kind: Literal["AdamW"] = "AdamW"
 
@@ -223,7 +223,6 @@ class Lion(ElementwiseSettings):
     above (section 5 of the paper).
     """
 
-    transfers_width: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
     kind: Literal["Lion"] = "Lion"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.optim import Optimizer, list_optimizers, parameter_groups
+from trainrig.optim import Optimizer, OptimizerSettings, list_optimizers, parameter_groups
 from trainrig.optim.moment_optimizers import Decay
 
 if TYPE_CHECKING:
@@ -176,9 +176,14 @@ def compute_width_share(
     """
     if name not in transfer.roles:
         return 1.0
-    if optimizer.transfers_width:
-        return optimizer.width_share(transfer.roles[name], name, shape, transfer.multiple)
-    *others, last = sorted(kind.__name__ for kind in list_optimizers() if kind.transfers_width)
+    share = optimizer.width_share(transfer.roles[name], name, shape, transfer.multiple)
+    if share is not None:
+        return share
+    *others, last = sorted(
+        kind.__name__
+        for kind in list_optimizers()
+        if kind.width_share is not OptimizerSettings.width_share
+    )
     raise ConfigError(
         f"model.mup: {optimizer.kind} has no rule to scale its learning rate with the width; use "
         f"{', '.join(others)} or {last}, or remove model.mup"

@@ -4,6 +4,7 @@ The run-file check, the memory estimates, the layouts, offloading and the traini
 optimizer for these declarations, so none of them knows a kind by its name. Imported without torch.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from trainrig.config import Settings
@@ -23,25 +24,24 @@ class OptimizerSettings(Settings):
     # excludes tensor parallelism, and expert parallelism of the tensors that it updates. The torch
     # optimizer of such a kind extends `WholeTensorSteps` of matrix_steps.py.
     elementwise: ClassVar[bool] = False
-    # Whether `width_share` has a rule for models of other widths.
-    transfers_width: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # subclasses declare these among their other fields, `kind` as a Literal
         kind: str
         lr: float
         weight_decay: float
 
+    @abstractmethod
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the bytes of state that is kept for the parameter `name` of `shape`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
         """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
-        raise NotImplementedError
 
-    def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
+    def width_share(
+        self, role: str, name: str, shape: tuple[int, ...], multiple: float
+    ) -> float | None:
         """Return the rate factor of a parameter of `role` in a model `multiple` times as wide.
 
-        Called only if `transfers_width`.
+        None, if the optimizer has no rule for models of other widths.
         """
-        raise NotImplementedError

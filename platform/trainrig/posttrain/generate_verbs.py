@@ -6,191 +6,169 @@ They import their dependencies when they run.
 import contextlib
 import json
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainrig.command_line import Checkpoint, Json
+from trainrig.command_line import Checkpoint, Json, flag, option
 from trainrig.errors import ConfigError, InputError
 
-Tokens = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")
-]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        metavar="T", min=0, help="Randomness of sampling; 0 always takes the most likely token."
-    ),
-]
-TopK = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Sample from the N most likely tokens.")
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        metavar="P", help="Sample from the fewest tokens whose probabilities add up to P."
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        metavar="P",
-        help="Sample from tokens that have at least P times the probability of the most "
-        "likely one.",
-    ),
-]
-Penalty = Annotated[
-    float,
-    typer.Option(
-        metavar="X", help="Penalty on tokens that the text already has; above 1, repeats are rarer."
-    ),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.  [default: none]"),
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Random seed; the same seed gives the same text.")
-]
-Prompt = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Text to continue or to answer; or give --prompts instead."),
-]
-PromptFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="JSONL file of prompts, instead of --prompt: rows with `prompt` or `messages`.",
-    ),
-]
-Prefix = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Text before a gap to fill, instead of --prompt, for a model trained by "
-        "FillInTheMiddle or SpanCorruption.",
-    ),
-]
-Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after the gap of --prefix.")]
-System = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="System message that begins the conversation.  [default: none]"
-    ),
-]
-Engine = Annotated[
-    Literal["trainrig", "vllm"],
-    typer.Option(
-        metavar="ENGINE",
-        help="Engine for --prompts: trainrig, or vllm where it is installed.",
-    ),
-]
-GpuMemory = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE", min=0.05, max=1, help="Share of the GPU's memory that vLLM may use."
-    ),
-]
-
-
-def build_sampling(where: str, **given: Any) -> Any:
-    """Build sampling settings from options; `where` is the command that errors name."""
-    from trainrig import config
+if TYPE_CHECKING:
     from trainrig.models.token_sampling import Sampling
 
-    return config.build(Sampling, given, where)
+Tokens = Annotated[int, option("N", help="Maximum number of tokens to generate.", min=1)]
+Stop = Annotated[
+    list[str] | None, option("TEXT", help="Text that ends the answer; repeatable.  [default: none]")
+]
+System = Annotated[
+    str | None, option("TEXT", help="System message that begins the conversation.  [default: none]")
+]
 
 
-def _check_asked(
-    prompt: str | None, prompts: str | None, out: str | None, gap: bool, chat: bool
-) -> None:
-    """Raise ConfigError unless exactly one kind of prompt is given, with its options."""
-    asked = [prompt is not None, prompts is not None, gap]
-    if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
-        raise ConfigError(
-            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap "
-            "between the two (without --chat), or --prompts FILE with --out FILE"
-        )
+@dataclass(frozen=True)
+class DrawOptions:
+    """Options of all commands that answer with a checkpoint: how tokens are drawn."""
+
+    temperature: Annotated[
+        float,
+        option("T", help="Randomness of sampling; 0 always takes the most likely token.", min=0),
+    ] = 0.8
+    top_k: Annotated[int, option("N", help="Sample from the N most likely tokens.", min=1)] = 50
+    top_p: Annotated[
+        float, option("P", help="Sample from the fewest tokens whose probabilities add up to P.")
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        option(
+            "P",
+            help="Sample from tokens that have at least P times the probability of the most likely "
+            "one.",
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        option(
+            "X", help="Penalty on tokens that the text already has; above 1, repeats are rarer."
+        ),
+    ] = 1.0
+    seed: Annotated[
+        int, option("N", help="Random seed; the same seed gives the same text.", min=0)
+    ] = 0
+
+    def build(self, where: str, tokens: int, stop: Sequence[str] = ()) -> "Sampling":
+        """Build the sampling settings; `where` is the command that errors name."""
+        from trainrig import config
+        from trainrig.models.token_sampling import Sampling
+
+        given = {**asdict(self), "maximum_tokens": tokens, "stop": tuple(stop)}
+        return config.build(Sampling, given, where)
 
 
-def _check_engine(engine: str, prompts: str | None, workers: int) -> None:
-    """Raise ConfigError if vLLM is asked for something else than a file of prompts."""
-    if engine == "vllm" and (prompts is None or workers):
-        raise ConfigError(
-            "generate --engine vllm: vLLM answers a file of prompts, in this process; give "
-            "--prompts FILE with --out FILE, and leave --workers out"
-        )
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of `generate` that name what to answer: a prompt, a gap or a file of prompts."""
+
+    prompt: Annotated[
+        str | None, option("TEXT", help="Text to continue or to answer; or give --prompts instead.")
+    ] = None
+    prefix: Annotated[
+        str | None,
+        option(
+            "TEXT",
+            help="Text before a gap to fill, instead of --prompt, for a model trained by "
+            "FillInTheMiddle or SpanCorruption.",
+        ),
+    ] = None
+    suffix: Annotated[str | None, option("TEXT", help="Text after the gap of --prefix.")] = None
+    prompts: Annotated[
+        str | None,
+        option(
+            "FILE",
+            help="JSONL file of prompts, instead of --prompt: rows with `prompt` or `messages`.",
+        ),
+    ] = None
+    out: Annotated[str | None, option("FILE", help="JSONL file to write, for --prompts.")] = None
+    chat: Annotated[bool, flag("--chat", help="Answer the prompt as a chat assistant.")] = False
+
+    @property
+    def gap(self) -> bool:
+        """True if the text between a prefix and a suffix is to be written."""
+        return self.prefix is not None or self.suffix is not None
+
+    def check(self) -> None:
+        """Raise ConfigError unless exactly one kind of prompt is given, with its options."""
+        asked = [self.prompt is not None, self.prompts is not None, self.gap]
+        file_alone = (self.prompts is None) != (self.out is None)
+        if sum(asked) != 1 or file_alone or (self.gap and self.chat):
+            raise ConfigError(
+                "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap "
+                "between the two (without --chat), or --prompts FILE with --out FILE"
+            )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of `generate` for a file of prompts: what generates, and how many rows together."""
+
+    batch: Annotated[
+        int, option("N", help="Number of rows of --prompts to generate together.", min=1)
+    ] = 16
+    workers: Annotated[
+        int,
+        option(
+            "N",
+            help="Ray workers for --prompts, on GPUs if there are some; 0: this process.",
+            min=0,
+        ),
+    ] = 0
+    engine: Annotated[
+        Literal["trainrig", "vllm"],
+        option("ENGINE", help="Engine for --prompts: trainrig, or vllm where it is installed."),
+    ] = "trainrig"
+    memory: Annotated[
+        float, option("SHARE", help="Share of the GPU's memory that vLLM may use.", min=0.05, max=1)
+    ] = 0.9
+
+    def check(self, prompts: str | None) -> None:
+        """Raise ConfigError if vLLM is asked for something else than a file of prompts."""
+        if self.engine == "vllm" and (prompts is None or self.workers):
+            raise ConfigError(
+                "generate --engine vllm: vLLM answers a file of prompts, in this process; give "
+                "--prompts FILE with --out FILE, and leave --workers out"
+            )
 
 
 def generate(
     checkpoint: Checkpoint,
-    prompt: Prompt = None,
-    prefix: Prefix = None,
-    suffix: Suffix = None,
-    prompts: PromptFile = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="JSONL file to write, for --prompts."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")
-    ] = False,
+    *,
+    asked: PromptOptions,
     tokens: Tokens = 64,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
+    draw: DrawOptions,
     stop: Stop = None,
-    seed: Seed = 0,
-    batch: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Number of rows of --prompts to generate together."),
-    ] = 16,
-    workers: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Ray workers for --prompts, on GPUs if there are some; 0: this process.",
-        ),
-    ] = 0,
-    engine: Engine = "trainrig",
-    memory: GpuMemory = 0.9,
+    engine: EngineOptions,
     as_json: Json = False,
 ) -> None:
     """Generate text with a checkpoint, from a prompt or a file of prompts."""
     from trainrig.posttrain.text_generator import TextGenerator
 
-    sampling = build_sampling(
-        "generate",
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        stop=tuple(stop or ()),
-        seed=seed,
-        maximum_tokens=tokens,
-    )
-    gap = prefix is not None or suffix is not None
-    _check_asked(prompt, prompts, out, gap, chat)
-    _check_engine(engine, prompts, workers)
-    if prompts is not None and out is not None:
-        share = memory if engine == "vllm" else None
-        _answer_file(checkpoint, prompts, out, sampling, batch, workers, share, as_json)
+    sampling = draw.build("generate", tokens, stop or ())
+    asked.check()
+    engine.check(asked.prompts)
+    if asked.prompts is not None and asked.out is not None:
+        _answer_file(checkpoint, asked.prompts, asked.out, sampling, engine, as_json)
         return
     generator = TextGenerator.open(checkpoint)
-    if gap:
-        asked = {"prefix": prefix, "suffix": suffix}
-        made = generator.fill(prefix or "", suffix or "", sampling)
+    if asked.gap:
+        given = {"prefix": asked.prefix, "suffix": asked.suffix}
+        made = generator.fill(asked.prefix or "", asked.suffix or "", sampling)
     else:
-        assert prompt is not None
-        asked = {"prompt": prompt}
-        _warn_if_untaught(checkpoint, generator, chat)
-        made = generator.speak(prompt, sampling, chat=chat)
-    facts = {**asked, "text": made.text, "stopped": made.stopped}
+        assert asked.prompt is not None
+        given = {"prompt": asked.prompt}
+        _warn_if_untaught(checkpoint, generator, asked.chat)
+        made = generator.speak(asked.prompt, sampling, chat=asked.chat)
+    facts = {**given, "text": made.text, "stopped": made.stopped}
     print(json.dumps(facts) if as_json else made.text)
 
 
@@ -198,23 +176,22 @@ def _answer_file(
     checkpoint: str,
     prompts: str,
     out: str,
-    sampling: Any,
-    batch: int,
-    workers: int,
-    vllm_memory: float | None,
+    sampling: "Sampling",
+    engine: EngineOptions,
     as_json: bool,
 ) -> None:
     from trainrig.posttrain.text_generator import generate_file
 
+    memory = engine.memory if engine.engine == "vllm" else None
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages to stdout.
         counts = generate_file(
             checkpoint,
             prompts,
             out,
             sampling,
-            batch=batch,
-            workers=workers,
-            vllm_memory=vllm_memory,
+            batch=engine.batch,
+            workers=engine.workers,
+            vllm_memory=memory,
         )
     print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
 
@@ -222,7 +199,7 @@ def _answer_file(
 def hold_chat(
     checkpoint: str,
     system: str | None,
-    sampling: Any,
+    sampling: "Sampling",
     after_answer: Callable[[str], None] | None = None,
 ) -> None:
     """Answer the lines of stdin with a checkpoint, until the input ends.

@@ -14,42 +14,37 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import job
-from trainrig.command_line import Json, complete_files, make_word_completion
+from trainrig.command_line import Json, argument, complete_files, make_word_completion, option
 from trainrig.projects.project_kinds import KINDS
 
 ProjectKind = Annotated[
     str,
-    typer.Argument(
-        metavar="KIND",
+    argument(
+        "KIND",
         help=f"What to make: {', '.join(KINDS[:-1])} or {KINDS[-1]}.",
         autocompletion=make_word_completion(*KINDS),
     ),
 ]
-NewFolder = Annotated[
-    str, typer.Argument(metavar="DIR", help="Folder to write the project to; must be new.")
-]
+NewFolder = Annotated[str, argument("DIR", help="Folder to write the project to; must be new.")]
 Data = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="PATH",
+    option(
+        "PATH",
         help="File or folder with documents, chats, pairs, problems or pages; repeatable.",
         autocompletion=lambda incomplete: complete_files(incomplete, (".jsonl", ".parquet")),
     ),
 ]
 StartModel = Annotated[
     str | None,
-    typer.Option(
-        metavar="HF_DIR",
+    option(
+        "HF_DIR",
         help="Hugging Face folder of the model to start from.  [default: a new, small model]",
     ),
 ]
 Gpus = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=0, help="Number of GPUs to plan for.  [default: this machine's]"),
+    int | None, option("N", help="Number of GPUs to plan for.  [default: this machine's]", min=0)
 ]
-ProjectFolder = Annotated[
-    str, typer.Argument(metavar="DIR", help="Folder of a project that `init` wrote.")
-]
+ProjectFolder = Annotated[str, argument("DIR", help="Folder of a project that `init` wrote.")]
 
 
 def init(

@@ -8,6 +8,7 @@ completion, and are not trained on. An episode must depend on its row and the mo
 import ast
 import math
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -57,9 +58,9 @@ class EnvironmentPart(Settings):
     turns: int = Field(default=4, ge=1)  # largest number of turns of the model
 
     @property
+    @abstractmethod
     def stops(self) -> tuple[str, ...]:
         """Texts that end a turn of the model; the end of its answer ends a turn too."""
-        raise NotImplementedError
 
     def hash_inputs(self) -> Mapping[str, str]:
         """Return content keys of the files that the environment depends on, keyed by field."""
@@ -69,9 +70,9 @@ class EnvironmentPart(Settings):
         """Return a copy with absolute paths, for processes that run in other folders."""
         return with_absolute_paths(self)
 
+    @abstractmethod
     def open(self) -> Environment:
         """Return the environment that runs episodes. Raises ConfigError if it cannot be set up."""
-        raise NotImplementedError
 
 
 LONGEST = 200  # longest expression, in characters

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from trainrig import command_line
-from trainrig.command_line import Borders, Instance, Json
+from trainrig.command_line import Borders, Instance, Json, argument, flag, option
 from trainrig.errors import ConfigError, DataError
 from trainrig.report.number_formats import format_short
 from trainrig.storage.missing_folders import describe_origin, is_missing
@@ -17,53 +15,36 @@ if TYPE_CHECKING:
     from trainrig.runs.run_list import BestScore
 
 Folder = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="Folder of a training run.", autocompletion=command_line.run_files
-    ),
+    str, argument("RUN", help="Folder of a training run.", autocompletion=command_line.run_files)
 ]
 TracedRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="Run folder, or a run file.", autocompletion=command_line.run_files
-    ),
+    str, argument("RUN", help="Run folder, or a run file.", autocompletion=command_line.run_files)
 ]
 
 
 def trace(
     run: TracedRun,
     step: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Step to trace, from 1 as in metrics.jsonl. [default: none]"
-        ),
+        int | None, option("N", help="Step to trace, from 1 as in metrics.jsonl. [default: none]")
     ] = None,
     data_step: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Batch to trace, from 0, instead of a step. [default: none]"
-        ),
+        int | None, option("N", help="Batch to trace, from 0, instead of a step. [default: none]")
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
+        option(
+            "URL",
             help="URL of a page: list the steps and checkpoints that saw it, instead of a step.",
         ),
     ] = None,
     rules: Annotated[
-        bool,
-        typer.Option("--rules", help="List documents with the filter rules that they break."),
+        bool, flag("--rules", help="List documents with the filter rules that they break.")
     ] = False,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show only sequences of this source.  [default: all]"),
+        str | None, option("NAME", help="Show only sequences of this source.  [default: all]")
     ] = None,
     tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Number of tokens to show at each end of a document."
-        ),
+        int, option("N", help="Number of tokens to show at each end of a document.", min=1)
     ] = 60,
     borders: Borders = False,
     as_json: Json = False,
@@ -122,15 +103,14 @@ def _show_step(
 def watch(
     run: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN",
+        argument(
+            "RUN",
             help="Folder of a training run; give several to compare them.",
             autocompletion=command_line.run_files,
         ),
     ],
     port: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+        int, option("N", help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 0,
 ) -> None:
     """Serve the live report of training runs to a browser on this machine. Ctrl-C ends it.
@@ -152,9 +132,7 @@ def watch(
 
 
 def runs(
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="Folder to search for training runs.")
-    ],
+    folder: Annotated[str, argument("DIR", help="Folder to search for training runs.")],
     instance: Instance = None,
     as_json: Json = False,
 ) -> None:
@@ -209,18 +187,13 @@ def _format_first_score(scores: "Sequence[BestScore]") -> str:
 
 def average(
     run: Folder,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    out: Annotated[str, argument("OUT", help="Run folder to write; must be new.")],
     last: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Average the last N checkpoints. [default: none]"),
+        int | None, option("N", help="Average the last N checkpoints. [default: none]", min=1)
     ] = None,
     horizon: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=2,
-            help="Use the average over N updates that the run kept, instead.",
-        ),
+        option("N", help="Use the average over N updates that the run kept, instead.", min=2),
     ] = None,
     as_json: Json = False,
 ) -> None:

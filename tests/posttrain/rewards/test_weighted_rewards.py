@@ -6,7 +6,7 @@ from support.completions import completion
 
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
-from trainrig.posttrain.rewards.reward_contract import Completion, RewardPart
+from trainrig.posttrain.rewards.reward_contract import Completion
 from trainrig.posttrain.rewards.weighted_rewards import WeightedRewards, build_rewards
 
 RIGHT = completion("7", "a", answer="7")
@@ -38,7 +38,7 @@ def test_one_bad_row_is_counted_and_ends_nothing(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_number_that_is_not_finite_is_no_score(number: str) -> None:
-    rewards = WeightedRewards(((RewardPart(name="own"), NotFinite()),))
+    rewards = WeightedRewards(((ExactAnswer(name="own"), NotFinite()),))
     scores = rewards.score([completion("1"), completion(number)])
     assert scores.totals == (1.0, 0.0) and scores.faults == {"own/not_finite": 1}
     assert all(map(math.isfinite, scores.totals))
@@ -97,6 +97,6 @@ class Raising:
 def test_a_reward_that_raises_is_a_one_line_error_for_the_user(
     error: Exception, kind: type[Exception], message: str
 ) -> None:
-    rewards = WeightedRewards(((RewardPart(name="own"), Raising(error)),))
+    rewards = WeightedRewards(((ExactAnswer(name="own"), Raising(error)),))
     with pytest.raises(kind, match=message):
         rewards.score([completion("good", "a"), completion("bad", "b")], rows=[3, 7])

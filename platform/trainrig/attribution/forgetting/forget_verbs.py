@@ -4,10 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from trainrig import command_line
-from trainrig.command_line import Instance, Json, Search
+from trainrig.command_line import Instance, Json, Search, argument, flag, option
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
 
@@ -18,75 +16,65 @@ MOST_SHOWN = 20  # pages that the plan lists; JSON has all
 
 Run = Annotated[
     str,
-    typer.Argument(
-        metavar="RUN",
+    argument(
+        "RUN",
         help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
         autocompletion=command_line.run_files,
     ),
 ]
 UrlFiles = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
         help="File with the URL of a page to take back on each line; repeatable.  [default: none]",
     ),
 ]
 DocumentFiles = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
         help="File with the id of a document to take back on each line; repeatable.  "
         "[default: none]",
     ),
 ]
 Out = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Run folder to write; must be new, or of this command.  [default: none]",
-    ),
+    option("DIR", help="Run folder to write; must be new, or of this command.  [default: none]"),
 ]
 NearDuplicates = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
+    option(
+        "DIR",
         help="Folder of `curate` that the tokens were made of: take back the near-duplicates that "
         "it found of the pages too.  [default: none]",
     ),
 ]
-PlanOnly = Annotated[
-    bool, typer.Option("--plan", help="Show what would be done and its cost; do nothing.")
-]
+PlanOnly = Annotated[bool, flag("--plan", help="Show what would be done and its cost; do nothing.")]
 Yes = Annotated[
-    bool,
-    typer.Option(
-        "--yes", help="Train from the beginning if no checkpoint is from before the pages."
-    ),
+    bool, flag("--yes", help="Train from the beginning if no checkpoint is from before the pages.")
 ]
 Children = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--children",
         help="Make the runs of `posttrain` again that started from RUN, in DIR-children.",
     ),
 ]
 NewWorkers = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Number of workers.  [default: as in RUN]"),
+    int | None, option("N", help="Number of workers.  [default: as in RUN]", min=1)
 ]
-Check = Annotated[bool, typer.Option("--check", help="Check the certificate in RUN instead.")]
+Check = Annotated[bool, flag("--check", help="Check the certificate in RUN instead.")]
 Against = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="With --check: run or checkpoint whose tensors must be equal.  [default: none]",
+    option(
+        "DIR", help="With --check: run or checkpoint whose tensors must be equal.  [default: none]"
     ),
 ]
 
 Key = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
+    option(
+        "FILE",
         help="Ed25519 key of SSH that signs the certificate; with --check, the public key that "
         "must have signed it.  [default: none]",
     ),

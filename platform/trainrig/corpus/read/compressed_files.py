@@ -8,6 +8,7 @@ whole. Uncompressed files are read by the same interface.
 import bz2
 import io
 import lzma
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Literal, cast
 
@@ -250,8 +251,9 @@ class _Streams(WholeFile):
         self._decoder = self._make_decoder()
         self._rest = b""  # bytes that were read and not decompressed yet
 
+    @abstractmethod
     def _make_decoder(self) -> Any:
-        raise NotImplementedError
+        """Return a new decoder for the next stream."""
 
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""

@@ -258,14 +258,12 @@ def estimate_replica_traffic(
     degrees = layout.degrees
     sharded = cluster.group(degrees, ["context", "expert", "shard"])
     experts = cluster.group(degrees, ["context", "shard"])
-    dense = held.total - held.experts
-    expert_parameters = held.experts
     root = ends.rest + ends.embedding
-    layer_parameters = dense - sum(ends.counts)
+    layer_parameters = held.total - held.experts - sum(ends.counts)
     once = _gather(cluster, computed * root, sharded, 1)
     head = _gather(cluster, computed * ends.head, sharded, 1)
     layer_gathers = _gather(cluster, computed * layer_parameters, sharded, layers)
-    layer_gathers += _gather(cluster, computed * expert_parameters, experts, layers)
+    layer_gathers += _gather(cluster, computed * held.experts, experts, layers)
     by_layer = layout.reshard == "layer"
     passes = 2 * micro_batches if by_layer else 1
     reduced, replicated = _send_gradients(cluster, degrees, held)
@@ -295,21 +293,26 @@ def estimate_replica_traffic(
         waited += count * max(0.0, sends - backward)
         hidden += count * min(sends, backward)
     waited += cluster.inside.takes * hidden
-    if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
-        copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
-    else:
-        received = passes * (
-            layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
-        )
-        received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
-        copied = 2 * (computed * received + MASTER * held.trained * (1 + earlier))
+    # Parameters that the device receives, because others of its group hold slices of them.
+    received = passes * (layer_parameters * (sharded.size > 1) + held.experts * (experts.size > 1))
+    received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
     return DataTraffic(
         gathered=once + head + layer_gathers.multiply(passes),
         reduced=reduced.multiply(1 + earlier),
         replicated=replicated,
         waited=waited,
-        copied=copied,
+        copied=_count_copied_bytes(layout, held, computed, received, 1 + earlier),
     )
+
+
+def _count_copied_bytes(
+    layout: DeviceLayout, held: CountedParameters, computed: int, received: float, reductions: int
+) -> float:
+    """Return the bytes that a device copies for `received` parameters and some `reductions`."""
+    if layout.degrees.devices > 1 or (computed != MASTER and layout.reshard == "layer"):
+        return 2 * (computed * received + MASTER * held.trained * reductions)
+    # A single device casts instead; see `needs_sharding`.
+    return 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
 
 
 def _send_gradients(

@@ -2,74 +2,64 @@
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import typer
-
 from trainrig import config
+from trainrig.command_line import HardwareTable, option
 from trainrig.errors import ConfigError
 from trainrig.launch.supervise.attempt_ends import Limits
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATIONS = ("deadline", "pending", "grace")
 
-MaxCost = Annotated[
-    float | None,
-    typer.Option(
-        metavar="USD", help="Stop the run before it costs more, in USD.  [default: no limit]"
-    ),
-]
-Deadline = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
-        "[default: no limit]",
-    ),
-]
-Pending = Annotated[
-    str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
-]
-Grace = Annotated[
-    str, typer.Option(metavar="TIME", help="Time for saving when the run is asked to stop.")
-]
-Retries = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="CAUSE=N",
-        help="Restart the run up to N times after a failure by this cause; repeatable.  "
-        "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
-    ),
-]
-NotifyCommand = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CMD", help="Command to run on the head node at the end.  [default: none]"
-    ),
-]
 
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options of `submit` that bound a run's cost, time and restarts."""
 
-def build_limits(
-    max_cost: float | None,
-    hardware: str | None,
-    deadline: str | None,
-    pending: str,
-    grace: str,
-    retries: Sequence[str],
-    notify: str | None,
-) -> Limits:
-    """Build the limits from the options. Raises ConfigError for an invalid option."""
-    given = {
-        "max_cost": max_cost,
-        "hardware": hardware,
-        "deadline": None if deadline is None else _parse_duration("--deadline", deadline),
-        "pending": _parse_duration("--pending", pending),
-        "grace": _parse_duration("--grace", grace),
-        "retries": dict(_parse_retries(retry) for retry in retries),
-        "notify": notify,
-    }
-    return config.build(Limits, given, "submit")
+    max_cost: Annotated[
+        float | None,
+        option("USD", help="Stop the run before it costs more, in USD.  [default: no limit]"),
+    ] = None
+    hardware: HardwareTable = None
+    deadline: Annotated[
+        str | None,
+        option(
+            "TIME",
+            help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
+            "[default: no limit]",
+        ),
+    ] = None
+    pending: Annotated[
+        str, option("TIME", help="Give up a job that has not started after this.")
+    ] = "15m"
+    grace: Annotated[str, option("TIME", help="Time for saving when the run is asked to stop.")] = (
+        "2m"
+    )
+    retries: Annotated[
+        list[str] | None,
+        option(
+            "CAUSE=N",
+            help="Restart the run up to N times after a failure by this cause; repeatable.  "
+            "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
+        ),
+    ] = None
+    notify: Annotated[
+        str | None,
+        option("CMD", help="Command to run on the head node at the end.  [default: none]"),
+    ] = None
+
+    def build(self) -> Limits:
+        """Build the limits. Raises ConfigError for an invalid option."""
+        durations = {
+            name: _parse_duration(f"--{name}", getattr(self, name))
+            for name in DURATIONS
+            if getattr(self, name) is not None
+        }
+        retries = dict(_parse_retries(retry) for retry in self.retries or ())
+        return config.build(Limits, {**asdict(self), **durations, "retries": retries}, "submit")
 
 
 def read_submitted(

@@ -17,6 +17,7 @@ Shapes: B rows of a micro-batch, T positions of a row, R samples of a micro-batc
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,9 +121,9 @@ class MixtureBase(CausalLM):
     # widths differ, else each sample.
     deal: Literal["sample", "micro_batch"] | None = None
 
+    @abstractmethod
     def list_named(self) -> tuple[NamedObjective, ...]:
         """Return the members of the mixture."""
-        raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
         """Return the objectives of the mixture, each with its share of the samples."""

@@ -138,8 +138,8 @@ class PartHead(Head):
         self.part = part
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Raise NotImplementedError: no rank has the logits of all entries."""
-        raise NotImplementedError("the logits of all entries are on no rank")
+        """Raise AssertionError: no rank has the logits of all entries."""
+        raise AssertionError("the logits of all entries are on no rank")
 
     def make_row_losses(self, targets_K: Tensor, extras: Extras) -> "SplitCrossEntropy":
         """Return the losses of rows with these targets. See `PartialHead`."""

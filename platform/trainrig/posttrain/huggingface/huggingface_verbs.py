@@ -5,72 +5,67 @@ They import their dependencies when they run.
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
 from trainrig import command_line, config
-from trainrig.command_line import Checkpoint, Json
+from trainrig.command_line import Checkpoint, Json, argument, flag, option
 from trainrig.errors import ConfigError
 
 NumberFormat = Annotated[
     str | None,
-    typer.Option(
-        metavar="DTYPE",
+    option(
+        "DTYPE",
         help="Number format of the weights: float32, bfloat16 or float16.  "
         "[default: as imported, else float32]",
         autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
     ),
 ]
-License = Annotated[
-    str | None,
-    typer.Option(
-        "--license",
-        metavar="NAME",
-        help="License for the model card, by its name on the Hub. [default: none]",
-    ),
-]
-BaseModel = Annotated[
-    str | None,
-    typer.Option(metavar="OWNER/MODEL", help="Base model, for the model card. [default: none]"),
-]
-Datasets = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OWNER/DATASET", help="Training data set, for the model card; repeatable."
-    ),
-]
 Keep = Annotated[
-    bool,
-    typer.Option("--keep", help="Accept an OUT that holds exactly this model, and leave it as is."),
+    bool, flag("--keep", help="Accept an OUT that holds exactly this model, and leave it as is.")
 ]
-Scores = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """Options of `export` for the model card."""
+
+    scores: Annotated[
+        list[str] | None,
+        option(
+            "DIR",
+            help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
+        ),
+    ] = None
+    license_: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "--license",
+            help="License for the model card, by its name on the Hub. [default: none]",
+        ),
+    ] = None
+    base_model: Annotated[
+        str | None, option("OWNER/MODEL", help="Base model, for the model card. [default: none]")
+    ] = None
+    dataset: Annotated[
+        list[str] | None,
+        option("OWNER/DATASET", help="Training data set, for the model card; repeatable."),
+    ] = None
 
 
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
+    out: Annotated[str, argument("OUT", help="Folder to write; must be new.")],
     dtype: NumberFormat = None,
     adapter: Annotated[
-        bool,
-        typer.Option("--adapter", help="Write the adapter alone, for PEFT, instead of merging it."),
+        bool, flag("--adapter", help="Write the adapter alone, for PEFT, instead of merging it.")
     ] = False,
     generator: Annotated[
-        bool,
-        typer.Option(
-            "--generator", help="Write the generator of a model that finds replaced tokens."
-        ),
+        bool, flag("--generator", help="Write the generator of a model that finds replaced tokens.")
     ] = False,
-    scores: Scores = None,
-    license_: License = None,
-    base_model: BaseModel = None,
-    dataset: Datasets = None,
+    *,
+    card: CardOptions,
     keep: Keep = False,
     as_json: Json = False,
 ) -> None:
@@ -85,7 +80,7 @@ def export(
     from trainrig.posttrain.huggingface.peft_adapters import export_adapter
     from trainrig.storage.writable import check_folder
 
-    if adapter and (scores or license_ or base_model or dataset):
+    if adapter and any(vars(card).values()):
         raise ConfigError(
             "export --adapter: an adapter gets no model card; leave out --scores, --license, "
             "--base-model and --dataset"
@@ -98,10 +93,10 @@ def export(
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
     settings = settings.model_copy(
         update={
-            "license": license_,
-            "base_model": base_model,
-            "datasets": tuple(dataset or ()),
-            "sections": "" if adapter else describe_checkpoint(checkpoint, scores or ()),
+            "license": card.license_,
+            "base_model": card.base_model,
+            "datasets": tuple(card.dataset or ()),
+            "sections": "" if adapter else describe_checkpoint(checkpoint, card.scores or ()),
         }
     )
     facts = (
@@ -113,31 +108,27 @@ def export(
 
 
 def import_folder(
-    folder: Annotated[
-        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or in a bucket.")
-    ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    folder: Annotated[str, argument("HF_DIR", help="Hugging Face folder, on disk or in a bucket.")],
+    out: Annotated[str, argument("OUT", help="Run folder to write; must be new.")],
     role: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ROLE=TOKEN",
-            help="Special token for a role that the folder's files do not name: begin, end, "
-            "pad, end_of_turn, user, assistant or system; repeatable.",
+        option(
+            "ROLE=TOKEN",
+            help="Special token for a role that the folder's files do not name: begin, end, pad, "
+            "end_of_turn, user, assistant or system; repeatable.",
         ),
     ] = None,
     add_token: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
+        option(
+            "TOKEN",
             help="Special token to add; its embedding begins as the mean of all embeddings; "
             "repeatable.",
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            metavar="CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"
-        ),
+        option("CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"),
     ] = None,
     keep: Keep = False,
     as_json: Json = False,

@@ -5,6 +5,7 @@
 completion and its row alone: not on the rest of the batch, the time, or earlier calls.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
@@ -80,9 +81,9 @@ class RewardPart(Settings):
         """
         return with_absolute_paths(self)
 
+    @abstractmethod
     def open(self) -> CompletionScorer:
         """Return the scorer of this reward.
 
         Raises ConfigError or DataError if the reward cannot be set up.
         """
-        raise NotImplementedError

@@ -5,6 +5,7 @@ the row: exactly, as a number, or as a formula.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal, Self
@@ -55,9 +56,9 @@ class Verifier(RewardPart):
         """Return 1.0 or 0.0 for each completion, or a Fault if its row has no right answer."""
         return [self._score(completion) for completion in completions]
 
+    @abstractmethod
     def is_right(self, given: str, target: str) -> bool:
         """Return whether the answer `given` equals the right answer `target`."""
-        raise NotImplementedError
 
     def _score(self, completion: Completion) -> Score:
         value = completion.row.get(self.column)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainrig import command_line, config
-from trainrig.command_line import Json
+from trainrig.command_line import Json, argument, option
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,42 @@ RunStage = Callable[[str, Sequence[str] | None, bool], None]
 the last argument is true."""
 
 
+@dataclass(frozen=True)
+class MixtureOptions:
+    """Options of `mixture` for two tables; a run file has keys for them."""
+
+    method: Annotated[str, option("METHOD", help="Regression: RegMix or MixingLaw.")] = "RegMix"
+    target: Annotated[
+        list[str] | None,
+        option(
+            "COLUMN",
+            help="Column of losses to minimise; repeat it for the mean of several.  [default: all]",
+        ),
+    ] = None
+    held_out_mixtures: Annotated[
+        str | None,
+        option("CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"),
+    ] = None
+    held_out_losses: Annotated[
+        str | None, option("CSV", help="Losses of those runs.  [default: none]")
+    ] = None
+    at_most: Annotated[
+        list[str] | None,
+        option("SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."),
+    ] = None
+    run: Annotated[
+        str | None,
+        option(
+            "RUN.toml",
+            help="Run file to copy with the proposed weights.  [default: none]",
+            autocompletion=command_line.run_files,
+        ),
+    ] = None
+    candidates: Annotated[int, option("N", help="Number of mixtures to draw and compare.")] = 50_000
+    seed: Annotated[int, option("N", help="Random seed.")] = 0
+    out: Annotated[str, option("FOLDER", help="Folder to write.")] = "mixture"
+
+
 def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
     """Return the command, which passes a run file on to `run_stage` and fits two tables itself."""
 
@@ -27,8 +64,8 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         context: typer.Context,
         mixtures: Annotated[
             str,
-            typer.Argument(
-                metavar="RUN.toml|MIXTURES.csv",
+            argument(
+                "RUN.toml|MIXTURES.csv",
                 help="Run file of the search; or, with LOSSES.csv, CSV of the share of each "
                 "source, one run per line.",
                 autocompletion=command_line.run_files,
@@ -36,53 +73,13 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
         ],
         losses: Annotated[
             str | None,
-            typer.Argument(
-                metavar="[LOSSES.csv]",
-                help="CSV of the losses of those runs, instead of a run file.",
+            argument(
+                "[LOSSES.csv]", help="CSV of the losses of those runs, instead of a run file."
             ),
         ] = None,
         changes: command_line.Changes = None,
-        method: Annotated[
-            str, typer.Option(metavar="METHOD", help="Regression: RegMix or MixingLaw.")
-        ] = "RegMix",
-        target: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="COLUMN",
-                help="Column of losses to minimise; repeat it for the mean of several.  "
-                "[default: all]",
-            ),
-        ] = None,
-        held_out_mixtures: Annotated[
-            str | None,
-            typer.Option(
-                metavar="CSV",
-                help="Shares of runs to test the fit on; not fitted.  [default: none]",
-            ),
-        ] = None,
-        held_out_losses: Annotated[
-            str | None,
-            typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
-        ] = None,
-        at_most: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
-            ),
-        ] = None,
-        run: Annotated[
-            str | None,
-            typer.Option(
-                metavar="RUN.toml",
-                help="Run file to copy with the proposed weights.  [default: none]",
-                autocompletion=command_line.run_files,
-            ),
-        ] = None,
-        candidates: Annotated[
-            int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
-        ] = 50_000,
-        seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-        out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
+        *,
+        tables: MixtureOptions,
         as_json: Json = False,
     ) -> None:
         """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws).
@@ -98,24 +95,32 @@ def build_mixture_command(run_stage: RunStage) -> Callable[..., None]:
             return
         if changes:
             raise ConfigError("--set: changes a run file, but two tables were given")
-        from trainrig.scaling.mixture.mixture_fit import MixtureFit
-        from trainrig.scaling.mixture.mixture_page import write_mixture
-
-        limits = dict(_parse_limit(limit) for limit in at_most or ())
-        given = {
-            "mixtures": mixtures,
-            "losses": losses,
-            "method": method,
-            "targets": target or [],
-            "held_out_mixtures": held_out_mixtures,
-            "held_out_losses": held_out_losses,
-            "run": run,
-            "search": {"candidates": candidates, "seed": seed, "at_most": limits},
-        }
-        record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
-        print_record(record, out, as_json)
+        _fit_tables(mixtures, losses, tables, as_json)
 
     return mixture
+
+
+def _fit_tables(mixtures: str, losses: str, options: MixtureOptions, as_json: bool) -> None:
+    """Fit the two tables, write the folder of the fit, and print the result."""
+    from trainrig.scaling.mixture.mixture_fit import MixtureFit
+    from trainrig.scaling.mixture.mixture_page import write_mixture
+
+    given = {
+        "mixtures": mixtures,
+        "losses": losses,
+        "method": options.method,
+        "targets": options.target or [],
+        "held_out_mixtures": options.held_out_mixtures,
+        "held_out_losses": options.held_out_losses,
+        "run": options.run,
+        "search": {
+            "candidates": options.candidates,
+            "seed": options.seed,
+            "at_most": dict(_parse_limit(limit) for limit in options.at_most or ()),
+        },
+    }
+    record = write_mixture(config.build(MixtureFit, given, "mixture"), options.out)
+    print_record(record, options.out, as_json)
 
 
 def _refuse_options(context: typer.Context) -> None:

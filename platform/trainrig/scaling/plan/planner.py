@@ -107,6 +107,10 @@ def _make_plan_at(
     placed = placement.place_model(found.model, objective, request, where, rows, flops, steps)
     priced = _estimate_cost(flops, where, request, placed)
     data = _build_token_budget(form, request, counted, tokens)
+    fit_warnings = (
+        plan_schema.describe_doubt(law, sized, request.vocabulary, data),
+        _describe_split_doubt(law, request, wanted),
+    )
     return ScalingPlan(
         law=law.name,
         law_source=law.source,
@@ -122,15 +126,7 @@ def _make_plan_at(
         curve=_predict_curve(law, request, counted, tokens),
         objective=law.objective,
         model=found.model,
-        recipe=Recipe(
-            rule=request.rule,
-            sequence_length=request.sequence_length,
-            global_batch=batch.global_batch,
-            micro_batch=placed.micro_batch,
-            steps=steps,
-            rate=_round_to_two_digits(request.rule.compute_rate(wanted.parameters, wanted.tokens)),
-            optimizer=request.optimizer,
-        ),
+        recipe=_build_recipe(request, wanted, batch, placed.micro_batch, steps),
         data=data,
         service=service,
         placement=placed.placement,
@@ -143,21 +139,28 @@ def _make_plan_at(
             assumed=request.assumptions,
         ),
         assumptions=request.assumptions,
-        doubt=" ".join(
-            filter(
-                None,
-                (
-                    plan_schema.describe_doubt(law, sized, request.vocabulary, data),
-                    _describe_split_doubt(law, request, wanted),
-                ),
-            )
-        ),
+        doubt=" ".join(warning for warning in fit_warnings if warning),
         warnings=(
             *plan_schema.find_extrapolations(law, counted, tokens),
             *plan_schema.find_decoder_warnings(wanted.parameters, counted),
             *plan_schema.find_placement_warnings(placed.placement, placed.devices),
             *plan_schema.find_budget_warnings(request.budget_usd, priced, service is not None),
         ),
+    )
+
+
+def _build_recipe(
+    request: PlanRequest, wanted: Allocation, batch: BatchShape, micro_batch: int, steps: int
+) -> Recipe:
+    rate = request.rule.compute_rate(wanted.parameters, wanted.tokens)
+    return Recipe(
+        rule=request.rule,
+        sequence_length=request.sequence_length,
+        global_batch=batch.global_batch,
+        micro_batch=micro_batch,
+        steps=steps,
+        rate=_round_to_two_digits(rate),
+        optimizer=request.optimizer,
     )
 
 

@@ -158,7 +158,7 @@ def foretell(fit: Fit[Any], cuts: Mapping[int, HeldOutSplit]) -> Foretold:
     """Fit the form of `fit` below each of `cuts`, and predict the runs above.
 
     A cut below which the runs do not identify the form is left out. Only the search starts from the
-    fit to all runs: the constants at a cut are those of the runs below it.
+    fit to all runs: the constants at a cut are fitted to the runs below it.
     """
     regression = fit.regression
     identified = {cut: split for cut, split in cuts.items() if _identifies(fit, split.rest)}
