@@ -12,24 +12,8 @@ from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
-TUNED = 1000
 STEPS = 300
 HELD = 1.0  # weight of the divergence from the start
-
-
-def begin(bench, seed):
-    """Return the name and the accuracy of a model that gets about half of the sums right."""
-    fresh = f"fresh-{seed}"
-    tuned = f"tuned-{seed}"
-    bench.model(fresh, 128, 10 + seed)
-    bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
-    for step in range(200, TUNED + 1, 20):
-        name = f"{tuned}/checkpoints/step_{step:08d}"
-        share, _ = bench.exact(name)
-        print(json.dumps({"seed": seed, "step": step, "exact": share}), flush=True)
-        if share >= 0.45:
-            return name, share
-    raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
 
 
 def train_by_rewards(bench, name, start, seed, steps=STEPS, **changes):
@@ -62,7 +46,7 @@ OBJECTIVES = {
 def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_result):
     found = []
     for seed in SEEDS:
-        start, share = begin(bench, seed)
+        start, share = bench.tune_start(seed)
         figures = train_by_rewards(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
         found.append({"seed": seed, "start": share, **figures})
     mean = sum(figures["exact"] for figures in found) / len(found)
@@ -93,7 +77,7 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
     coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}
     found = []
     for seed in SEEDS:
-        start, share = begin(bench, seed)
+        start, share = bench.tune_start(seed)
         flat = {"kind": "PatternShape", "pattern": "", "whole": False}
         figures = {
             "untaught": train_by_rewards(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
@@ -128,7 +112,7 @@ def train_reward_model(bench, start, rows):
 
 def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
     """PPO uses a reward model trained on 300 pairs; the exact verifier has weight 0."""
-    start, share = begin(bench, 0)
+    start, share = bench.tune_start(0)
     model = train_reward_model(bench, start, bench.train_rows[:300])
     rewards = (
         {"kind": "RewardModel", "name": "model", "checkpoint": model, "batch": 256},
