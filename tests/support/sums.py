@@ -119,7 +119,14 @@ class SumsBench:
         posttrain(FineTuning.model_validate(given | changes))
 
     def reinforce(
-        self, name: str, start: str, steps: int, seed: int, lr: float = 3e-4, **changes: Any
+        self,
+        name: str,
+        start: str,
+        steps: int,
+        seed: int,
+        lr: float = 3e-4,
+        warmup: int = 0,
+        **changes: Any,
     ) -> str:
         """Train the model `start` by rewards of sampled answers, and return the run folder.
 
@@ -143,7 +150,7 @@ class SumsBench:
                 "steps": steps,
                 "seed": seed,
                 "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
-                "schedule": {"kind": "Constant", "warmup": 0},
+                "schedule": {"kind": "Constant", "warmup": warmup},
                 "checkpoints": {"every": steps},
             },
         }
