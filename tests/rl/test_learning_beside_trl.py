@@ -29,11 +29,12 @@ WARMUP = 10
 DIVERGENCE = 0.04  # weight of the divergence: DeepSeekMath's (arXiv:2402.03300, section 4.2)
 # Student's t of 95% with 4 degrees of freedom.
 T_FIVE_SEEDS = 2.776
-# What TRL's defaults would change: all tokens count equally ("dapo"), and a CPU computes in bfloat16
-# with recomputation.
+# TRL's defaults differ in the loss ("dapo": all tokens count equally), and in bfloat16 and
+# recomputation on a CPU.
 SETTINGS = {
-    "loss_type": "grpo", "max_grad_norm": 1.0, "beta": DIVERGENCE, "temperature": 1.0, "max_completion_length": 6, "num_generations": 8,
-    "per_device_train_batch_size": 32 * 8, "gradient_checkpointing": False, "bf16": False,
+    "loss_type": "grpo", "max_grad_norm": 1.0, "beta": DIVERGENCE, "temperature": 1.0,
+    "max_completion_length": 6, "num_generations": 8, "per_device_train_batch_size": 32 * 8,
+    "gradient_checkpointing": False, "bf16": False,
 }  # fmt: skip
 PACKAGES = ("trl", "transformers", "torch", "accelerate", "datasets")
 # Logged by both: trainrig's name, and TRL's.
