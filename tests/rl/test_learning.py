@@ -9,10 +9,14 @@ import random
 import pytest
 
 from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_report.rollout_charts import draw_rollouts
+from trainrig.train.run_report.run_page import read_report_data
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 STEPS = 300
+MISLED = 60  # steps of rewards that mislead
 HELD = 1.0  # weight of the divergence from the start
 
 
@@ -92,6 +96,37 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
         assert figures["untaught"]["exact"] == figures["start"]
         assert abs(figures["by a coin"]["exact"] - figures["start"]) <= 0.05
         assert figures["by the answer"]["exact"] >= figures["start"] + 0.1
+
+
+# Rewards that rise without right answers.
+MISLEADING = {"inverted": "-float(completion == row['completion'])", "length": "len(completion)"}
+
+
+@pytest.mark.parametrize("kind", MISLEADING)
+def test_the_report_names_a_misleading_reward(kind, bench, write_result):
+    """The exact answer is measured at weight 0: the report warns, and no alarm does yet."""
+    file = bench.folder / f"{kind}.py"
+    file.write_text(f"def reward(prompt, completion, row):\n    return float({MISLEADING[kind]})\n")
+    rewards = (
+        {"kind": "PythonFunction", "name": kind, "file": str(file)},
+        {"kind": "ExactAnswer", "column": "completion", "weight": 0.0},
+    )
+    start, share = bench.tune_start(0)
+    figures = train_by_rewards(bench, kind, start, 0, MISLED, rewards=rewards, warmup=10)
+    lines = metrics.read_series(bench.at(kind))
+    events = RunFolder(bench.at(kind)).read_events()
+    found = {
+        "steps": MISLED,
+        "start": share,
+        **figures,
+        "tokens_last": lines[-1]["train/diagnostics/completion_tokens"],
+        "alarms": sorted({event["name"] for event in events if event["event"] == "alarm"}),
+    }
+    write_result(f"reward_{kind}.json", found)
+    assert found["reward_last"] > found["reward_first"]
+    assert found["exact"] <= share - 0.1
+    charts = draw_rollouts(read_report_data(bench.at(kind)))
+    assert charts["verifier exact"]["hacked"]
 
 
 def train_reward_model(bench, start, rows):
