@@ -221,6 +221,37 @@ def draw_tuning_memory() -> str:
     return format_table(head, rows) + format_bench_source(*names)
 
 
+def format_interval(interval: Sequence[float], digits: int) -> str:
+    """Return a mean with the half width of its interval, such as `0.69 ± 0.02`."""
+    mean, half = interval
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def draw_grpo_learning() -> str:
+    """Return what GRPO learns beside TRL: means over seeds with 95% intervals."""
+    path = "tests/rl/results/grpo_beside_trl.json"
+    results = read(path)
+    sides = [results["means"][side] for side in ("ours", "trl")]
+    held_out = (
+        [100 * figure for figure in interval]
+        for interval in (*(side["exact"] for side in sides), results["means"]["ours_less_trl"])
+    )
+    ours, trl, difference = (format_interval(interval, 1) for interval in held_out)
+    start = f"{100 * results['start']:.1f}"
+    rows = [["held-out sums right, %", start, ours, trl, difference]]
+    for name, label, digits in (
+        ("reward", "reward", 3),
+        ("entropy", "entropy, nats per token", 3),
+        ("divergence", "divergence (k3), nats per token", 3),
+        ("tokens", "tokens of an answer", 2),
+    ):
+        first = " and ".join(f"{side[f'{name}_first'][0]:.{digits}f}" for side in sides)
+        last = [format_interval(side[f"{name}_last"], digits) for side in sides]
+        rows.append([label, first, *last, ""])
+    head = ["figure", "at the start", "trainrig", "TRL", "trainrig less TRL, by seed"]
+    return format_table(head, rows) + format_source(path)
+
+
 def draw_grpo_shares() -> str:
     """Return the share of each part in the time of a GRPO step."""
     names = {"data": "sampling, rewards, and the pass that reads the batch"}
@@ -555,6 +586,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "eight-workers": draw_eight_workers,
     "gpu-layouts": draw_gpu_layouts,
     "gpu-steps": draw_gpu_steps,
+    "grpo-learning": draw_grpo_learning,
     "grpo-shares": draw_grpo_shares,
     "families": draw_families,
     "index": draw_index,

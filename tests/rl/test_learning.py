@@ -9,27 +9,15 @@ import random
 import pytest
 
 from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_report.rollout_charts import draw_rollouts
+from trainrig.train.run_report.run_page import read_report_data
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
-TUNED = 1000
 STEPS = 300
+MISLED = 60  # steps of rewards that mislead
 HELD = 1.0  # weight of the divergence from the start
-
-
-def begin(bench, seed):
-    """Return the name and the accuracy of a model that gets about half of the sums right."""
-    fresh = f"fresh-{seed}"
-    tuned = f"tuned-{seed}"
-    bench.model(fresh, 128, 10 + seed)
-    bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
-    for step in range(200, TUNED + 1, 20):
-        name = f"{tuned}/checkpoints/step_{step:08d}"
-        share, _ = bench.exact(name)
-        print(json.dumps({"seed": seed, "step": step, "exact": share}), flush=True)
-        if share >= 0.45:
-            return name, share
-    raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
 
 
 def train_by_rewards(bench, name, start, seed, steps=STEPS, **changes):
@@ -62,7 +50,7 @@ OBJECTIVES = {
 def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_result):
     found = []
     for seed in SEEDS:
-        start, share = begin(bench, seed)
+        start, share = bench.tune_start(seed)
         figures = train_by_rewards(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
         found.append({"seed": seed, "start": share, **figures})
     mean = sum(figures["exact"] for figures in found) / len(found)
@@ -93,7 +81,7 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
     coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}
     found = []
     for seed in SEEDS:
-        start, share = begin(bench, seed)
+        start, share = bench.tune_start(seed)
         flat = {"kind": "PatternShape", "pattern": "", "whole": False}
         figures = {
             "untaught": train_by_rewards(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
@@ -108,6 +96,37 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
         assert figures["untaught"]["exact"] == figures["start"]
         assert abs(figures["by a coin"]["exact"] - figures["start"]) <= 0.05
         assert figures["by the answer"]["exact"] >= figures["start"] + 0.1
+
+
+# Rewards that rise without right answers.
+MISLEADING = {"inverted": "-float(completion == row['completion'])", "length": "len(completion)"}
+
+
+@pytest.mark.parametrize("kind", MISLEADING)
+def test_the_report_names_a_misleading_reward(kind, bench, write_result):
+    """The exact answer is measured at weight 0: the report warns, and no alarm does yet."""
+    file = bench.folder / f"{kind}.py"
+    file.write_text(f"def reward(prompt, completion, row):\n    return float({MISLEADING[kind]})\n")
+    rewards = (
+        {"kind": "PythonFunction", "name": kind, "file": str(file)},
+        {"kind": "ExactAnswer", "column": "completion", "weight": 0.0},
+    )
+    start, share = bench.tune_start(0)
+    figures = train_by_rewards(bench, kind, start, 0, MISLED, rewards=rewards, warmup=10)
+    lines = metrics.read_series(bench.at(kind))
+    events = RunFolder(bench.at(kind)).read_events()
+    found = {
+        "steps": MISLED,
+        "start": share,
+        **figures,
+        "tokens_last": lines[-1]["train/diagnostics/completion_tokens"],
+        "alarms": sorted({event["name"] for event in events if event["event"] == "alarm"}),
+    }
+    write_result(f"reward_{kind}.json", found)
+    assert found["reward_last"] > found["reward_first"]
+    assert found["exact"] <= share - 0.1
+    charts = draw_rollouts(read_report_data(bench.at(kind)))
+    assert charts["verifier exact"]["hacked"]
 
 
 def train_reward_model(bench, start, rows):
@@ -128,7 +147,7 @@ def train_reward_model(bench, start, rows):
 
 def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
     """PPO uses a reward model trained on 300 pairs; the exact verifier has weight 0."""
-    start, share = begin(bench, 0)
+    start, share = bench.tune_start(0)
     model = train_reward_model(bench, start, bench.train_rows[:300])
     rewards = (
         {"kind": "RewardModel", "name": "model", "checkpoint": model, "batch": 256},

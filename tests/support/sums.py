@@ -23,6 +23,8 @@ from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 
 LENGTH = 40
+TUNED = 1000  # most steps of tuning that `SumsBench.tune_start` takes
+HALF = 0.45
 Row = dict[str, str]
 
 
@@ -117,7 +119,14 @@ class SumsBench:
         posttrain(FineTuning.model_validate(given | changes))
 
     def reinforce(
-        self, name: str, start: str, steps: int, seed: int, lr: float = 3e-4, **changes: Any
+        self,
+        name: str,
+        start: str,
+        steps: int,
+        seed: int,
+        lr: float = 3e-4,
+        warmup: int = 0,
+        **changes: Any,
     ) -> str:
         """Train the model `start` by rewards of sampled answers, and return the run folder.
 
@@ -141,12 +150,30 @@ class SumsBench:
                 "steps": steps,
                 "seed": seed,
                 "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
-                "schedule": {"kind": "Constant", "warmup": 0},
+                "schedule": {"kind": "Constant", "warmup": warmup},
                 "checkpoints": {"every": steps},
             },
         }
         reinforce(ReinforcementLearning.model_validate(given | changes))
         return self.at(name)
+
+    def tune_start(self, seed: int) -> tuple[str, float]:
+        """Return the name and the accuracy of a model that gets about half of the sums right.
+
+        It is the first checkpoint of tuning that gets at least `HALF` of the held-out sums right.
+        """
+        fresh = f"fresh-{seed}"
+        tuned = f"tuned-{seed}"
+        self.model(fresh, 128, 10 + seed)
+        self.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
+        share = 0.0
+        for step in range(200, TUNED + 1, 20):
+            name = f"{tuned}/checkpoints/step_{step:08d}"
+            share, _ = self.exact(name)
+            print(json.dumps({"seed": seed, "step": step, "exact": share}), flush=True)
+            if share >= HALF:
+                return name, share
+        raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
 
     def sample(self, name: str, model: str, prompts: str, **changes: Any) -> Any:
         """Sample answers to `prompts`, and return their counts."""
