@@ -1,11 +1,14 @@
 """The stage `embed`: a vector for each document, in the order of the documents.
 
 OUT/  documents-00000.parquet …  with `id`, `url`, `source` and `embedding`, float32
+      duplicates/documents-00000.parquet …  clusters and semantic duplicates, if wanted
       quarantine/documents-00000.jsonl …  rows that are no documents, with the reasons
 
 Each output file is made from one split of the documents, and splits depend only on the input files.
 Within a split, pieces of text are read in batches of a fixed size. So the output is bit-identical
 at any number of workers.
+
+A finished output may be extended by other settings of semantic duplicates, which read no text.
 """
 
 import functools
@@ -21,16 +24,18 @@ from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_operator import TEXTS, embed_texts
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
-from trainrig.manifest import FileSum, Manifest
-from trainrig.ray_runtime.ray_session import connect
+from trainrig.evaluate.engine.semantic_duplicates import SemanticSearch
+from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.ray_runtime.ray_session import connect, join
 from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, RecordSelection, Work, sum_counts
+from trainrig.splits import Phase, RecordSelection, SplitRecord, Work, sum_counts
 from trainrig.tokens.document_set import (
     DocumentSet,
     RefusedRow,
     open_documents,
     write_quarantine,
 )
+from trainrig.tokens.left_out_documents import DUPLICATES
 from trainrig.train import checkpoint
 
 
@@ -45,29 +50,83 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
+    if stage.before:
+        _reopen(stage, stage.before)
     with stage.undo_if_refused():
-        from trainrig.evaluate.engine.text_embedder import check_embeds
-
-        # A model that cannot embed is refused before workers start. Its weights are not read: this
-        # process may run on the head of a cluster.
-        config, _ = checkpoint.describe(model)
-        check_embeds(config, model, run.sequence_length)
-        splits = documents.cut_splits(run.shard_bytes)
-        work = functools.partial(_make_work, run, model, documents)
-        scratch = stage.build_path(manifest.SCRATCH)
-        phase = Phase(scratch, work, divisible=True, title="embed: embed documents")
+        vectors = _read_vectors(stage) or _embed_documents(run, stage, model, documents, progress)
+    counts = dict(vectors.counts)
+    files = dict(vectors.files)
+    if run.semantic_duplicates:
         if run.workers:
-            connect(run.workers, "workers", models=True)
-        map_splits(phase, splits, run.workers, progress, models=True)
-        records = phase.read_results(splits)
-        counts = sum_counts(record.counts for record in records)
-        if not counts["documents"]:
-            raise DataError(
-                f"documents: no document can be embedded ({sum_counts([counts['refused']])} "
-                "refused); see quarantine/ for the reasons"
-            )
+            join()
+        splits = sorted(name.removesuffix(".parquet") for name in files if _is_vector_file(name))
+        scratch = stage.build_path(manifest.SCRATCH)
+        search = SemanticSearch(
+            run.semantic_duplicates, run.output, tuple(splits), scratch, run.workers
+        )
+        counts[COUNTS], found = search.run()
+        files |= found
+    else:
+        storage.delete_folder(stage.build_path(DUPLICATES))
+    return stage.finish(counts, files)
+
+
+COUNTS = "semantic_duplicates"  # key of the manifest's counts
+_VECTORS = "vectors.json"  # counts and files of a finished output, while it is extended
+
+
+def _reopen(stage: Stage, before: Manifest) -> None:
+    """Make a finished output unfinished again, and remember its vectors."""
+    counts = {name: count for name, count in before.counts.items() if name != COUNTS}
+    files = {
+        name: entry for name, entry in before.files.items() if not name.startswith(f"{DUPLICATES}/")
+    }
+    record = SplitRecord(name="vectors", counts=counts, files=files)
+    path = stage.build_path(manifest.SCRATCH, _VECTORS)
+    storage.write(path, record.model_dump_json().encode())
+    storage.delete(stage.build_path(manifest.MANIFEST))
+
+
+def _read_vectors(stage: Stage) -> SplitRecord | None:
+    """Return the counts and files of the vectors that an earlier run finished, if there are any."""
+    path = stage.build_path(manifest.SCRATCH, _VECTORS)
+    return SplitRecord.model_validate_json(storage.read(path)) if storage.exists(path) else None
+
+
+def _is_vector_file(name: str) -> bool:
+    return name.endswith(".parquet") and "/" not in name
+
+
+def _embed_documents(
+    run: DocumentEmbedding,
+    stage: Stage,
+    model: str,
+    documents: DocumentSet,
+    progress: Progress | None,
+) -> SplitRecord:
+    """Write the vectors of all documents; return their counts and files."""
+    from trainrig.evaluate.engine.text_embedder import check_embeds
+
+    # A model that cannot embed is refused before workers start. Its weights are not read: this
+    # process may run on the head of a cluster.
+    config, _ = checkpoint.describe(model)
+    check_embeds(config, model, run.sequence_length)
+    splits = documents.cut_splits(run.shard_bytes)
+    work = functools.partial(_make_work, run, model, documents)
+    scratch = stage.build_path(manifest.SCRATCH)
+    phase = Phase(scratch, work, divisible=True, title="embed: embed documents")
+    if run.workers:
+        connect(run.workers, "workers", models=True)
+    map_splits(phase, splits, run.workers, progress, models=True)
+    records = phase.read_results(splits)
+    counts = sum_counts(record.counts for record in records)
+    if not counts["documents"]:
+        raise DataError(
+            f"documents: no document can be embedded ({sum_counts([counts['refused']])} "
+            "refused); see quarantine/ for the reasons"
+        )
     files = {name: entry for record in records for name, entry in record.files.items()}
-    return stage.finish({**counts, "channels": config.channels}, files)
+    return SplitRecord(name="vectors", counts={**counts, "channels": config.channels}, files=files)
 
 
 def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:
