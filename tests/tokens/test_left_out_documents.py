@@ -83,10 +83,10 @@ def test_duplicates_of_other_documents_are_refused(tmp_path: Path) -> None:
     folder = write_duplicates(tmp_path, make_run(tmp_path), {})
     run = make_run(tmp_path, leave_out=folder)
     other = run.documents[0].model_copy(update={"id": None})
-    with pytest.raises(DataError, match="made from other documents .*id: 'id' there"):
+    with pytest.raises(DataError, match=r"made from other documents .*id: 'id' there"):
         tokenize(run.model_copy(update={"documents": (other,)}))
     (tmp_path / "pages.jsonl").write_text('{"text": "another", "id": "1", "kind": "a"}\n')
-    with pytest.raises(DataError, match="made from other documents .*`documents` has other con"):
+    with pytest.raises(DataError, match=r"made from other documents .*`documents` has other con"):
         tokenize(run)
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.interruptions import interrupt_after
 
-from tests.support.interruptions import interrupt_after
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import embed_stage
 from trainrig.evaluate.engine.embed_operator import Embed

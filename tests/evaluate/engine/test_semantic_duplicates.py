@@ -1,6 +1,5 @@
 """Semantic duplicates against a brute-force twin, at any order of files, workers and kills."""
 
-import json
 import math
 
 import numpy as np
@@ -9,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.interruptions import interrupt_after
 
-from tests.support.interruptions import interrupt_after
 from trainrig import storage
 from trainrig.corpus.dedup.exact_cosines import compute_cosines, round_finely
 from trainrig.errors import ConfigError, DataError
@@ -92,9 +91,7 @@ def decide_by_brute_force(documents, rows, threshold, products):
     clusters=st.integers(1, 7),
     keep=st.sampled_from(["farthest", "nearest"]),
 )
-def test_duplicates_are_those_of_brute_force(
-    tmp_path_factory, seed, threshold, clusters, keep
-):
+def test_duplicates_are_those_of_brute_force(tmp_path_factory, seed, threshold, clusters, keep):
     folder = tmp_path_factory.mktemp("vectors")
     documents = make_documents(seed)
     names = write_vectors(folder, documents, seed=seed)
@@ -163,7 +160,7 @@ def test_a_stopped_search_continues(tmp_path, calls, monkeypatch):
     with interrupt_after(calls, storage, "atomic_file"):
         search(tmp_path / "stopped", names).run()
     assert not read_done(tmp_path / "stopped")
-    counts, files = search(tmp_path / "stopped", names).run()
+    _, files = search(tmp_path / "stopped", names).run()
     assert read_rows(tmp_path / "stopped") == read_rows(tmp_path / "whole")
     assert len(files) == 3
 

@@ -109,12 +109,19 @@ def keep_order(
     return rank_across_crawls(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
+def format_partners(repeated: NDArray[np.uint64]) -> list[str | None]:
+    """Return the ids [documents, 2] of repeated documents as text; None for 0, 0."""
+    there = repeated.any(axis=1).tolist()
+    return [id if one else None for id, one in zip(format_ids(repeated), there, strict=True)]
+
+
 @dataclass(frozen=True)
 class DedupDecisions:
     """Decisions on the documents of one split."""
 
     kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
-    # [documents, 2] id of the kept document that each dropped one repeats
+    # [documents, 2] id of the document that each dropped one repeats; 0, 0 if all copies are
+    # dropped and it comes first in the keep order
     repeated: NDArray[np.uint64]
     similarities: NDArray[np.float64]  # [documents] NaN where the texts were not compared
     # [documents, 2] lowest id of the document's cluster; 0, 0 if it is alone
@@ -143,7 +150,7 @@ class DedupDecisions:
         """Return the verdict columns of each dropped or clustered document, keyed by position."""
         shown = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
         clusters = format_ids(self.clusters[shown])
-        repeated = format_ids(self.repeated[shown])
+        repeated = format_partners(self.repeated[shown])
         verdicts: dict[int, dict[str, str | float | None]] = {}
         for nth, place in enumerate(shown.tolist()):
             kind = int(self.kinds[place])

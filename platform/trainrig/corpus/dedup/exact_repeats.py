@@ -10,6 +10,7 @@ first sends them its decision.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig.corpus.dedup import dedup_decisions
 from trainrig.corpus.dedup.dedup_decisions import (
@@ -108,6 +109,18 @@ def build_first_rows(repeats: Rows, known: Rows) -> Rows:
     for name, own in zip(_CLUSTER, _REPEATED, strict=True):
         rows[name] = alone[own]
     return rows
+
+
+def drop_firsts(rows: Rows, similar: NDArray[np.uint64]) -> None:
+    """Drop the kept documents that have copies; `rows` are DECISION rows, changed in place.
+
+    `similar` are the refs of documents with similar ones. The others have equal texts only.
+    """
+    clustered = np.zeros(len(rows), bool)
+    for name in _CLUSTER:
+        clustered |= rows[name] != 0
+    firsts = clustered & (rows["kind"] == KEPT)
+    rows["kind"][firsts] = np.where(np.isin(rows["ref"][firsts], similar), BY_LIKENESS, BY_TEXT)
 
 
 def merge_in_order(*tables: Rows) -> Rows:
