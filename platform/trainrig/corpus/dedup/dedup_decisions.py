@@ -111,7 +111,7 @@ def keep_order(
 
 def format_partners(repeated: NDArray[np.uint64]) -> list[str | None]:
     """Return the ids [documents, 2] of repeated documents as text; None for 0, 0."""
-    there = repeated.any(axis=1).tolist()
+    there = np.asarray(repeated.any(axis=1))
     return [id if one else None for id, one in zip(format_ids(repeated), there, strict=True)]
 
 
