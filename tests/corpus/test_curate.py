@@ -234,7 +234,7 @@ def test_no_document_with_a_copy_is_kept_on_request(
     archives: str, curated: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "out")
-    made = curate(make_run(archives, output, keep_copies="none"))
+    curate(make_run(archives, output, keep_copies="none"))
     before = {row["id"]: row for row in read_rows(curated, KEPT, ["id", "cluster"])}
     columns = ["id", "dropped_by", "duplicate_of", "similarity"]
     dropped = list(read_rows(output, DROPPED, columns))
@@ -246,7 +246,6 @@ def test_no_document_with_a_copy_is_kept_on_request(
     firsts = [row for row in dropped if row["dropped_by"] in copies and not row["duplicate_of"]]
     assert sorted(row["id"] for row in firsts) == sorted(fallen)
     assert all(row["similarity"] is None for row in firsts)
-    assert made.counts["kept"] == len(before) - len(fallen)
 
 
 @pytest.mark.slow
