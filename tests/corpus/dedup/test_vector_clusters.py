@@ -54,3 +54,8 @@ def test_the_first_of_equally_near_centroids_is_chosen():
     nearest, products = find_nearest(round_coarsely(np.array([[2.0, 0.0]])), centroids)
     assert nearest.tolist() == [0]
     assert products.tolist() == [4_000 * 4_000]
+
+
+def test_a_cluster_without_vectors_keeps_its_centroid():
+    vectors = round_coarsely(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]))
+    assert (train_centroids(vectors, 2, 5)[1] == vectors[1]).all()

@@ -120,7 +120,9 @@ def test_duplicates_are_those_of_brute_force(tmp_path_factory, seed, threshold, 
 @pytest.mark.parametrize("keep", ["farthest", "nearest", "hash"])
 def test_order_and_number_of_files_change_no_row(tmp_path, keep, monkeypatch):
     monkeypatch.setattr(semantic_duplicates, "RANGE_BYTES", 500)  # several ranges of clusters
+    # Of equal vectors, only the ids decide.
     documents = make_documents(3)
+    documents += [(f"copy {id}", source, vector) for id, source, vector in documents[:20]]
     expected = None
     for splits, seed in ((1, 1), (3, 2), (7, 3)):
         folder = tmp_path / str(splits)
@@ -163,6 +165,17 @@ def test_a_stopped_search_continues(tmp_path, calls, monkeypatch):
     _, files = search(tmp_path / "stopped", names).run()
     assert read_rows(tmp_path / "stopped") == read_rows(tmp_path / "whole")
     assert len(files) == 3
+
+
+def test_a_stopped_search_continues_with_other_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(semantic_duplicates, "RANGE_BYTES", 500)
+    names = write_vectors(tmp_path / "whole", make_documents(5))
+    search(tmp_path / "whole", names, threshold=0.999).run()
+    write_vectors(tmp_path / "stopped", make_documents(5))
+    with interrupt_after(9, storage, "atomic_file"):
+        search(tmp_path / "stopped", names, threshold=0.5).run()
+    search(tmp_path / "stopped", names, threshold=0.999).run()
+    assert read_rows(tmp_path / "stopped") == read_rows(tmp_path / "whole")
 
 
 def read_done(folder):

@@ -137,6 +137,12 @@ class SemanticSearch:
         written = self._run_pass("write", functools.partial(_write, plan=plan), self.splits)
         files = {name: entry for record in written for name, entry in record.files.items()}
         counts = sum_counts(record.counts for record in written)
+        log.info(
+            "%s: %s documents are semantic duplicates, in %s clusters",
+            self.output,
+            f"{counts['dropped']:,}",
+            f"{plan.clusters:,}",
+        )
         return {"clusters": plan.clusters, "repeated_ids": repeated, **counts}, files
 
     def _run_pass(self, name: str, make: "_Make", tasks: Sequence[str]) -> list[SplitRecord]:
