@@ -109,7 +109,7 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
         assert same(searched.decisions(), search_in_order(documents, by_url))
 
 
-def drop_all_in_order(documents: list[Document], by_url: bool) -> dict[str, int]:
+def drop_all_in_order(documents: list[list[Document]], by_url: bool) -> dict[str, int]:
     """Return the kind of each dropped document if none with a copy stays, by a loop over pairs.
 
     A document with similar and with equal texts counts as similar.
