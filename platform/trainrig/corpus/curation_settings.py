@@ -178,8 +178,8 @@ class Curation(config.RunFile):
     keep_rule: Annotated[KeepRule, config.EXTENDABLE] = Field(
         default=Longest(), discriminator="kind"
     )
-    # How many of several equal or similar texts are kept: one, chosen by `keep_rule`, or none,
-    # so that each document with a copy is dropped. Documents of equal URLs always keep one.
+    # How many of several equal or similar texts are kept: one, which `keep_rule` chooses, or none.
+    # Documents of equal URLs always keep one.
     keep_copies: Annotated[Literal["one", "none"], config.EXTENDABLE, ADDED_LATER] = "one"
     # Outputs of earlier crawls, made with `index = true`. Documents that duplicate one of theirs
     # are dropped.

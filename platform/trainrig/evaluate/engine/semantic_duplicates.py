@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 # Documents of the sample for each cluster: the most that FAISS's k-means reads by default.
 SAMPLE = 256
-ITERATIONS = 20  # as in FAISS's examples; exact sums often end the training earlier
+# FAISS's examples use this number. Training often ends earlier, because its sums are exact.
+ITERATIONS = 20
 RANGE_BYTES = 2**27  # bytes of vectors in a range of clusters, if clusters are of equal size
 _ROWS = 2**14  # vectors that are read at a time
 
