@@ -79,6 +79,42 @@ def test_duplicates_are_left_out_and_counted_by_source(tmp_path: Path) -> None:
     assert made.inputs["leave_out"] == manifest.read_manifest(folder).content
 
 
+def test_a_change_of_the_duplicates_ends_a_worker(tmp_path: Path) -> None:
+    """The driver checks the folder once, and workers may start much later."""
+    run = make_run(tmp_path)
+    folder = write_duplicates(tmp_path, run, {"id 3": "id 1"})
+    content = manifest.read_manifest(folder).content
+    assert "id 3" in LeftOutDocuments.read(folder, content)
+    stray = storage.join(folder, f"{DUPLICATES}/stray.parquet")
+    pq.write_table(pa.table({"id": ["id 5"], "duplicate_of": ["id 1"]}), stray)
+    assert "id 5" not in LeftOutDocuments.read(folder, content)
+    with pytest.raises(DataError, match="vectors was changed while this run read it"):
+        LeftOutDocuments.read(folder, "another")
+    (table,) = (name for name in manifest.read_manifest(folder).files if DUPLICATES in name)
+    Path(stray).replace(f"{folder}/{table}")
+    with pytest.raises(DataError, match="its SHA-256 differs"):
+        LeftOutDocuments.read(folder, content)
+
+
+def test_the_number_of_shards_changes_nothing(tmp_path: Path) -> None:
+    """Duplicates in several files of several sources are left out of all shards."""
+    fallen = {f"id {number}": "id 0" for number in range(1, 12, 2)}
+    tables = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.jsonl"
+        ids = range(6) if name == "one" else range(6, 12)
+        rows = [{"text": f"page {n} " + "x" * 600, "id": f"id {n}"} for n in ids]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tables.append({"kind": "JSONL", "paths": (str(path),), "source": name, "id": "id"})
+    run = make_run(tmp_path, documents=tuple(tables), shard_bytes=1_024)
+    folder = write_duplicates(tmp_path, run, fallen)
+    run = run.model_copy(update={"leave_out": folder})
+    made = tokenize(run)
+    assert len(list(Path(run.output, TRAIN).glob("*.bin"))) != 1
+    assert made.counts["left_out"] == {"one": 3, "two": 3}
+    assert read_ids(run) == {f"id {number}" for number in range(0, 12, 2)}
+
+
 def test_duplicates_of_other_documents_are_refused(tmp_path: Path) -> None:
     folder = write_duplicates(tmp_path, make_run(tmp_path), {})
     run = make_run(tmp_path, leave_out=folder)

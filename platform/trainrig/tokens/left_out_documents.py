@@ -19,6 +19,7 @@ from trainrig.tokens.document_set import DocumentFiles, DocumentSet
 # Folder, below the output of `embed`, of tables with a row for each document. `duplicate_of` is the
 # id of a kept document, or null for documents that stay.
 DUPLICATES = "duplicates"
+LEAVE_OUT = "leave_out"  # key of `tokenize` that names this output, and its role as an input
 _MODEL = "checkpoint"  # the input of `embed` that is no document
 
 
@@ -35,9 +36,19 @@ class LeftOutDocuments:
         return cls(words[np.lexsort((words[:, 1], words[:, 0]))])
 
     @classmethod
-    def read(cls, folder: str) -> "LeftOutDocuments":
-        """Read the duplicates in `folder`, an output of `embed` that `check_source` accepted."""
-        return cls.of(_iterate_duplicates(folder))
+    def read(cls, folder: str, content: str) -> "LeftOutDocuments":
+        """Read the duplicates in `folder`, an output of `embed` that `check_source` accepted.
+
+        Raises DataError if the folder no longer has the fingerprint `content`: `embed` may replace
+        its duplicates by those of another threshold.
+        """
+        made = manifest.read_manifest(folder)
+        if made.content != content:
+            raise DataError(
+                f"{LEAVE_OUT}: {folder} was changed while this run read it; choose another "
+                "`output`, and run again"
+            )
+        return cls.of(_iterate_duplicates(folder, made))
 
     def __contains__(self, id: str) -> bool:
         first, second = np.frombuffer(_hash_id(id), np.uint64)
@@ -54,17 +65,17 @@ def check_source(
     read by the same `tables`.
     """
     made = manifest.read_input(folder, "embed")
-    if not any(name.startswith(f"{DUPLICATES}/") for name in made.files):
+    if not any(map(_is_table, made.files)):
         raise DataError(
-            f"leave_out: {folder} has no duplicates; add a table [semantic_duplicates] to its run "
+            f"{LEAVE_OUT}: {folder} has no duplicates; add a table [semantic_duplicates] to its run "
             "file, and run `trainrig embed` again"
         )
     if difference := _describe_difference(made, tables, documents):
         raise DataError(
-            f"leave_out: {folder} was made from other documents ({difference}); run `trainrig "
+            f"{LEAVE_OUT}: {folder} was made from other documents ({difference}); run `trainrig "
             "embed` on the documents of this run file"
         )
-    return {"leave_out": made.content}
+    return {LEAVE_OUT: made.content}
 
 
 def _describe_difference(
@@ -79,8 +90,14 @@ def _describe_difference(
     return ", ".join(f"input `{role}` has other contents" for role in changed)
 
 
-def _iterate_duplicates(folder: str) -> Iterator[str]:
-    for path in storage.list_files(storage.join(folder, DUPLICATES), ".parquet"):
+def _is_table(name: str) -> bool:
+    return name.startswith(f"{DUPLICATES}/")
+
+
+def _iterate_duplicates(folder: str, made: Manifest) -> Iterator[str]:
+    for name in filter(_is_table, made.files):
+        path = storage.join(folder, name)
+        manifest.check_sum(path, storage.compute_sha256(path), made.files[name])
         with storage.open_for_arrow(path) as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["id", "duplicate_of"]):
                 yield from batch["id"].filter(pc.is_valid(batch["duplicate_of"])).to_pylist()

@@ -19,7 +19,7 @@ from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, RecordSelection, Work, sum_counts
 from trainrig.tokens import document_set
-from trainrig.tokens.left_out_documents import LeftOutDocuments, check_source
+from trainrig.tokens.left_out_documents import LEAVE_OUT, LeftOutDocuments, check_source
 from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
@@ -83,7 +83,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         encoder = Encoder.of(files)
         log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.cut_splits(run.shard_bytes)
-        work = functools.partial(_make_work, run, documents, encoder)
+        work = functools.partial(_make_work, run, documents, encoder, inputs.get(LEAVE_OUT))
         scratch = stage.build_path(manifest.SCRATCH)
         phase = Phase(scratch, work, divisible=True, title="tokenize: encode")
         if run.workers:
@@ -144,11 +144,21 @@ def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], d
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 
 
-def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: Encoder) -> Work:
-    """Return the function that encodes one split into a training shard and a held-out shard."""
+def _make_work(
+    run: Tokenization,
+    documents: document_set.DocumentSet,
+    encoder: Encoder,
+    duplicates: str | None,
+) -> Work:
+    """Return the function that encodes one split into a training shard and a held-out shard.
+
+    `duplicates` is the fingerprint of the folder `leave_out`.
+    """
     vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
     before = [encoder.find_special(BEGIN_OF_TEXT)] if run.begin_of_text else []
-    left_out = LeftOutDocuments.read(run.leave_out) if run.leave_out else None
+    left_out = None
+    if run.leave_out and duplicates:
+        left_out = LeftOutDocuments.read(run.leave_out, duplicates)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}

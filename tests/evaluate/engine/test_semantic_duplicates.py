@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.interruptions import interrupt_after
 
-from trainrig import storage
+from trainrig import manifest, storage
 from trainrig.corpus.dedup.exact_cosines import compute_cosines, round_finely
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import semantic_duplicates
@@ -41,7 +41,7 @@ def write_vectors(folder, documents, splits=3, seed=0):
 
 def search(folder, names, workers=0, **given):
     chosen = SemanticDuplicates.model_validate({"threshold": 0.9} | given)
-    return SemanticSearch(chosen, str(folder), names, f"{folder}/scratch", workers)
+    return SemanticSearch(chosen, str(folder), str(folder), names, f"{folder}/scratch", workers)
 
 
 def read_rows(folder):
@@ -176,6 +176,42 @@ def test_a_stopped_search_continues_with_other_settings(tmp_path, monkeypatch):
         search(tmp_path / "stopped", names, threshold=0.5).run()
     search(tmp_path / "stopped", names, threshold=0.999).run()
     assert read_rows(tmp_path / "stopped") == read_rows(tmp_path / "whole")
+
+
+def test_a_table_of_other_settings_is_written_again(tmp_path, monkeypatch):
+    """The search is stopped, then one with other settings, then the first one continues."""
+    names = write_vectors(tmp_path / "whole", make_documents(5))
+    search(tmp_path / "whole", names, threshold=0.5).run()
+    write_vectors(tmp_path / "stopped", make_documents(5))
+    for threshold in (0.5, 0.999):
+        # Two of three tables are written, and a third one has no record.
+        with interrupt_after(2, manifest, "compute_file_sum"):
+            search(tmp_path / "stopped", names, threshold=threshold).run()
+    _, files = search(tmp_path / "stopped", names, threshold=0.5).run()
+    assert read_rows(tmp_path / "stopped") == read_rows(tmp_path / "whole")
+    assert all(manifest.compute_file_sum(f"{tmp_path}/stopped/{n}") == files[n] for n in files)
+
+
+def test_the_search_among_repeated_ids_is_that_of_a_set():
+    random = np.random.default_rng(1)
+    words = random.integers(0, 4, (40, 2)).astype(np.uint64)  # many share a first word
+    among = np.unique(words[:9], axis=0)
+    wanted = [tuple(word) in set(map(tuple, among)) for word in words]
+    assert semantic_duplicates._are_among(words, among).tolist() == wanted
+    assert not semantic_duplicates._are_among(words, among[:0]).any()
+
+
+def test_a_long_id_gives_more_ranges(tmp_path, monkeypatch):
+    """All rows of a range are held, and have the bytes of the longest id."""
+    monkeypatch.setattr(semantic_duplicates, "RANGE_BYTES", 6_000)
+    documents = make_documents(5)
+    counts = []
+    for name, id in (("short", "x"), ("long", "x" * 900)):
+        names = write_vectors(tmp_path / name, [*documents, (id, "web", documents[0][2])])
+        found = search(tmp_path / name, names)
+        found.run()
+        counts.append(len(list((tmp_path / name / "scratch").rglob("compare/*.run"))))
+    assert counts[0] < counts[1]
 
 
 def read_done(folder):

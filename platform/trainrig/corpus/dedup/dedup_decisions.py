@@ -142,6 +142,14 @@ class DedupDecisions:
         """Load the decisions that `Documents.save` wrote to `path`."""
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 
+    @property
+    def firsts(self) -> NDArray[np.bool_]:
+        """[documents] True for documents that repeat no other.
+
+        These are the kept documents, and those that fell because all copies are dropped.
+        """
+        return np.asarray((self.kinds == KEPT) | ~self.repeated.any(axis=1))
+
     def collect_arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays, keyed by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -151,8 +151,9 @@ def write_digests(search: DuplicateSearch, kind: Kind) -> Work:
             if kind == "url":
                 wanted &= (documents.urls != _NO_URL).any(axis=1)
             if split_index.earlier:  # an earlier run decided, and dropped some by URL or text
-                decisions = DedupDecisions.load(split_index.documents).kinds
-                wanted &= ~np.isin(decisions, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
+                there = DedupDecisions.load(split_index.documents)
+                repeated = np.isin(there.kinds, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
+                wanted &= ~repeated | there.firsts
             digests = split_digests(documents.urls if kind == "url" else documents.digests)
             rows = dedup_decisions.digest_rows(digests, documents.ranks, documents.ids, refs)
             tables.append(rows[wanted])
@@ -198,7 +199,7 @@ def read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
 
 
 def _list_dropped(split_index: int, there: DedupDecisions) -> Rows:
-    dropped = np.flatnonzero(there.kinds != KEPT)
+    dropped = np.flatnonzero(~there.firsts)
     rows = np.zeros(len(dropped), DECISION)
     rows["ref"] = make_refs(split_index, dropped)
     rows["kind"] = there.kinds[dropped]

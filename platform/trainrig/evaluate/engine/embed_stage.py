@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
+from trainrig.corpus.documents import Replacement
 from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_operator import TEXTS, embed_texts
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
-from trainrig.evaluate.engine.semantic_duplicates import SemanticSearch
+from trainrig.evaluate.engine.semantic_duplicates import SemanticSearch, forget_searches
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.ray_runtime.ray_session import connect, join
 from trainrig.ray_runtime.split_processing import Progress, map_splits
@@ -44,53 +45,53 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
 
     Raises ConfigError if the model cannot embed, and DataError if there is no document to embed.
     """
+    Replacement(run.output).go_on()
     documents = open_documents(run.documents)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     inputs = {**documents.inputs, "checkpoint": checkpoint.compute_content_key(model)}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    if stage.before:
-        _reopen(stage, stage.before)
     with stage.undo_if_refused():
-        vectors = _read_vectors(stage) or _embed_documents(run, stage, model, documents, progress)
+        vectors = (
+            _select_vectors(stage.before)
+            if stage.before
+            else _embed_documents(run, stage, model, documents, progress)
+        )
     counts = dict(vectors.counts)
     files = dict(vectors.files)
+    scratch = stage.build_path(manifest.SCRATCH)
+    # A finished output stays complete until all of its other tables are written.
+    target = storage.join(scratch, _NEW) if stage.before else run.output
     if run.semantic_duplicates:
         if run.workers:
             join()
         splits = sorted(name.removesuffix(".parquet") for name in files if _is_vector_file(name))
-        scratch = stage.build_path(manifest.SCRATCH)
         search = SemanticSearch(
-            run.semantic_duplicates, run.output, tuple(splits), scratch, run.workers
+            run.semantic_duplicates, run.output, target, tuple(splits), scratch, run.workers
         )
         counts[COUNTS], found = search.run()
         files |= found
-    else:
+    elif not stage.before:
+        forget_searches(scratch)
         storage.delete_folder(stage.build_path(DUPLICATES))
+    if stage.before:
+        Replacement(run.output).begin(stage.build_manifest(counts, files), target)
+        return manifest.read_manifest(run.output)
     return stage.finish(counts, files)
 
 
 COUNTS = "semantic_duplicates"  # key of the manifest's counts
-_VECTORS = "vectors.json"  # counts and files of a finished output, while it is extended
+_NEW = "new"  # folder of the tables that replace those of a finished output
 
 
-def _reopen(stage: Stage, before: Manifest) -> None:
-    """Make a finished output unfinished again, and remember its vectors."""
+def _select_vectors(before: Manifest) -> SplitRecord:
+    """Return the counts and files of a finished output, without those of semantic duplicates."""
     counts = {name: count for name, count in before.counts.items() if name != COUNTS}
     files = {
         name: entry for name, entry in before.files.items() if not name.startswith(f"{DUPLICATES}/")
     }
-    record = SplitRecord(name="vectors", counts=counts, files=files)
-    path = stage.build_path(manifest.SCRATCH, _VECTORS)
-    storage.write(path, record.model_dump_json().encode())
-    storage.delete(stage.build_path(manifest.MANIFEST))
-
-
-def _read_vectors(stage: Stage) -> SplitRecord | None:
-    """Return the counts and files of the vectors that an earlier run finished, if there are any."""
-    path = stage.build_path(manifest.SCRATCH, _VECTORS)
-    return SplitRecord.model_validate_json(storage.read(path)) if storage.exists(path) else None
+    return SplitRecord(name="vectors", counts=counts, files=files)
 
 
 def _is_vector_file(name: str) -> bool:

@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 SAMPLE = 256
 # FAISS's examples use this number. Training often ends earlier, because its sums are exact.
 ITERATIONS = 20
-RANGE_BYTES = 2**27  # bytes of vectors in a range of clusters, if clusters are of equal size
+RANGE_BYTES = 2**27  # bytes of documents in a range of clusters, if clusters are of equal size
 _ROWS = 2**14  # vectors that are read at a time
+_SEARCH = "duplicates-"  # name of a folder of intermediate files, before the digest of its settings
 
 SCHEMA = pa.schema(
     [
@@ -113,16 +114,18 @@ class SemanticSearch:
 
     settings: SemanticDuplicates
     output: str  # folder of the vectors
+    target: str  # folder that the tables are written below
     splits: tuple[str, ...]  # names of the splits of the vectors, in order
     scratch: str
     workers: int
 
     def run(self) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        """Run all passes; return counts and the files of the result.
+        """Run all passes; return counts, and the files of the result by their path below `target`.
 
         Raises ConfigError if there are more clusters than documents, and DataError for a vector
         that is not finite.
         """
+        forget_searches(self.scratch, but=self.name)
         trained = self._run_pass("centroids", _train, ["all"])[0].counts
         plan = _Plan(*(trained[field.name] for field in dataclasses.fields(_Plan)))
         if repeated := trained["repeated_ids"]:
@@ -155,10 +158,14 @@ class SemanticSearch:
         map_splits(phase, splits, self.workers if len(splits) > 1 else 0, brief=True)
         return phase.read_results(splits)
 
+    @property
+    def name(self) -> str:
+        """The name of the folder of intermediate files; other settings have another one."""
+        return f"{_SEARCH}{manifest.digest(extract_identity(self.settings))[:16]}"
+
     def build_path(self, *names: str) -> str:
-        """Return the path of an intermediate file; other settings have other files."""
-        decision = manifest.digest(extract_identity(self.settings))[:16]
-        return storage.join(self.scratch, f"duplicates-{decision}", *names)
+        """Return the path of an intermediate file."""
+        return storage.join(self.scratch, self.name, *names)
 
     def list_runs(self, name: str, count: int) -> list[str]:
         """Return the paths of the runs of the pass `name`, which has `count` tasks."""
@@ -182,6 +189,19 @@ class SemanticSearch:
                     f"finite ({len(wrong)} in {self.splits[number]}); embed with another checkpoint"
                 )
             yield table, vectors
+
+
+def forget_searches(scratch: str, but: str = "") -> None:
+    """Delete the intermediate files of all searches that were stopped, except the one named `but`.
+
+    Call this before their tables are replaced: a record of a stopped search says that its table is
+    written.
+    """
+    names = {path.removeprefix(f"{scratch}/").split("/")[0] for path in storage.list_files(scratch)}
+    for name in sorted(names):
+        if name.startswith(_SEARCH) and name != but:
+            storage.delete_folder(storage.join(scratch, name, "done"))  # first, for a kill
+            storage.delete_folder(storage.join(scratch, name))
 
 
 _Make = Callable[..., Work]
@@ -228,8 +248,9 @@ def _train(search: SemanticSearch) -> Work:
         arrays = {"centroids": centroids, "repeated": np.unique(ordered[repeats], axis=0)}
         save_arrays(search.build_path("centroids.npz"), arrays)
         channels = sample.shape[1]
-        ranges = min(clusters, -(-4 * channels * len(hashes) // RANGE_BYTES))
-        plan = _Plan(channels, clusters, ranges, id_bytes)
+        plan = _Plan(channels, clusters, 1, id_bytes)
+        ranges = min(clusters, -(-plan.member.itemsize * len(hashes) // RANGE_BYTES))
+        plan = dataclasses.replace(plan, ranges=ranges)
         return {**vars(plan), "repeated_ids": int(repeats.sum())}, {}
 
     return train
@@ -254,10 +275,15 @@ def _read_sample(
 
 
 def _are_among(hashes: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return whether each hash is one of the sorted hashes `among`."""
-    kind = np.dtype([("first", "u8"), ("second", "u8")])
-    words = np.ascontiguousarray(hashes).view(kind)[:, 0]
-    return np.isin(words, np.ascontiguousarray(among).view(kind)[:, 0])
+    """Return whether each hash is one of the sorted hashes `among`, which are not sorted again."""
+    begins = np.searchsorted(among[:, 0], hashes[:, 0], "left")
+    ends = np.searchsorted(among[:, 0], hashes[:, 0], "right")
+    found = np.zeros(len(hashes), bool)
+    # Hashes of one first word are nearly always one hash.
+    for nth in range(int((ends - begins).max(initial=0))):
+        there = np.flatnonzero(begins + nth < ends)
+        found[there] |= among[begins[there] + nth, 1] == hashes[there, 1]
+    return found
 
 
 def _assign(search: SemanticSearch, plan: _Plan) -> Work:
@@ -355,7 +381,7 @@ def _write(search: SemanticSearch, plan: _Plan) -> Work:
         names = pa.concat_tables(tables)
         table = pa.table({"id": names["id"], "source": names["source"], **columns}, SCHEMA)
         file = f"{DUPLICATES}/{search.splits[number]}.parquet"
-        path = storage.join(search.output, file)
+        path = storage.join(search.target, file)
         with storage.atomic_file(path) as temporary:
             pq.write_table(table, temporary, compression="zstd")
         return _count_duplicates(table), {file: manifest.compute_file_sum(path)}
