@@ -10,12 +10,14 @@ import pytest
 import torch
 from support.interruptions import interrupt_after
 
+from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import embed_stage
 from trainrig.evaluate.engine.embed_operator import Embed
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.evaluate.engine.embed_stage import embed
 from trainrig.evaluate.engine.semantic_duplicates import SemanticSearch
+from trainrig.manifest import verify_files
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
@@ -199,6 +201,43 @@ def test_a_search_that_was_stopped_keeps_the_vectors(embedding, tmp_path, monkey
         embed(embedding(semantic_duplicates=settings | {"clusters": 1}))
     assert embed(embedding(semantic_duplicates=settings)).content == made.content
     assert read_bytes(tmp_path / "out") == read_bytes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calls", "owner", "name"),
+    [(0, manifest, "compute_file_sum"), (0, storage, "move_files"), (0, storage, "delete_files")],
+)
+def test_a_stopped_change_of_duplicates_keeps_the_finished_ones_until_the_end(
+    embedding, tmp_path, calls, owner, name
+):
+    strict = {"semantic_duplicates": {"threshold": 1.0, "clusters": 2}}
+    loose = {"semantic_duplicates": {"threshold": 0.01, "clusters": 2}}
+    made = embed(embedding(**strict))
+    whole = embed(embedding(output=str(tmp_path / "whole"), **loose))
+    out = tmp_path / "out"
+    before = read_bytes(out)
+    with interrupt_after(calls, owner, name):
+        embed(embedding(**loose))
+    if owner is manifest:  # the replacement has not begun
+        assert manifest.read_manifest(str(out)) == made
+        verify_files(str(out), made)
+        assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == {
+            path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")
+        }
+    finished = embed(embedding(**loose))
+    assert finished.content == whole.content != made.content
+    verify_files(str(out), finished)
+    assert not (out / "scratch").exists()
+    assert before.keys() == read_bytes(out).keys()
+
+
+@pytest.mark.slow
+def test_too_many_clusters_leave_a_finished_output_as_it_was(embedding, tmp_path):
+    made = embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 2}))
+    with pytest.raises(ConfigError, match=r"clusters \(99\) exceeds"):
+        embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 99}))
+    assert manifest.read_manifest(str(tmp_path / "out")) == made
 
 
 @pytest.mark.slow

@@ -243,6 +243,10 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path):
     names = write_vectors(tmp_path / "few", make_documents(7, count=9))
     with pytest.raises(ConfigError, match=r"clusters \(10\) exceeds the number of .* \(9\)"):
         search(tmp_path / "few", names, clusters=10).run()
+    (one, *_) = make_documents(7)
+    names = write_vectors(tmp_path / "same", [one, one])
+    with pytest.raises(ConfigError, match="no document has an id of its own; name a column"):
+        search(tmp_path / "same", names).run()
     broken = make_documents(8)
     broken[17][2][3] = np.nan
     names = write_vectors(tmp_path / "broken", broken)

@@ -40,8 +40,13 @@ class SemanticDuplicates(Settings):
     def choose_clusters(self, documents: int) -> int:
         """Return the number of clusters for `documents` documents.
 
-        Raises ConfigError if there are fewer documents than clusters.
+        Raises ConfigError if there are fewer documents than clusters, or none.
         """
+        if not documents:
+            raise ConfigError(
+                "semantic_duplicates: no document has an id of its own; name a column of unique "
+                "ids as `id` of [[documents]], or drop exact duplicates with `trainrig curate`"
+            )
         clusters = self.clusters or max(1, math.isqrt(documents))
         if clusters > documents:
             raise ConfigError(

@@ -229,15 +229,7 @@ def _train(search: SemanticSearch) -> Work:
     settings = search.settings
 
     def train(task: Task) -> Done:
-        id_bytes = 1
-        parts = [np.empty((0, 2), np.uint64)]
-        for number in range(len(search.splits)):
-            for table in search.iterate_tables(number, ["id"]):
-                ids = table["id"].to_pylist()
-                id_bytes = max([id_bytes, *(len(id.encode()) for id in ids)])
-                parts.append(_hash_ids(ids, settings.seed))
-        hashes = np.concatenate(parts)
-        ordered = hashes[np.lexsort((hashes[:, 1], hashes[:, 0]))]
+        ordered, id_bytes = _sort_hashes(search)
         same = (ordered[1:] == ordered[:-1]).all(axis=1)
         repeats = np.append(same, False) | np.append(False, same)
         alone = ordered[~repeats]
@@ -249,11 +241,25 @@ def _train(search: SemanticSearch) -> Work:
         save_arrays(search.build_path("centroids.npz"), arrays)
         channels = sample.shape[1]
         plan = _Plan(channels, clusters, 1, id_bytes)
-        ranges = min(clusters, -(-plan.member.itemsize * len(hashes) // RANGE_BYTES))
+        ranges = min(clusters, -(-plan.member.itemsize * len(ordered) // RANGE_BYTES))
         plan = dataclasses.replace(plan, ranges=ranges)
         return {**vars(plan), "repeated_ids": int(repeats.sum())}, {}
 
     return train
+
+
+def _sort_hashes(search: SemanticSearch) -> tuple[NDArray[np.uint64], int]:
+    """Return the sorted hashes [documents, 2] of all ids, and the bytes of the longest id."""
+    id_bytes = 1
+    parts = [np.empty((0, 2), np.uint64)]
+    for number in range(len(search.splits)):
+        for table in search.iterate_tables(number, ["id"]):
+            ids = table["id"].to_pylist()
+            id_bytes = max([id_bytes, *(len(id.encode()) for id in ids)])
+            parts.append(_hash_ids(ids, search.settings.seed))
+    hashes = np.concatenate(parts)
+    parts.clear()
+    return hashes[np.lexsort((hashes[:, 1], hashes[:, 0]))], id_bytes
 
 
 def _read_sample(
