@@ -67,8 +67,8 @@ def check_source(
     made = manifest.read_input(folder, "embed")
     if not any(map(_is_table, made.files)):
         raise DataError(
-            f"{LEAVE_OUT}: {folder} has no duplicates; add a table [semantic_duplicates] to its run "
-            "file, and run `trainrig embed` again"
+            f"{LEAVE_OUT}: {folder} has no duplicates; add a table [semantic_duplicates] to its "
+            "run file, and run `trainrig embed` again"
         )
     if difference := _describe_difference(made, tables, documents):
         raise DataError(

@@ -245,7 +245,7 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path):
         search(tmp_path / "few", names, clusters=10).run()
     (one, *_) = make_documents(7)
     names = write_vectors(tmp_path / "same", [one, one])
-    with pytest.raises(ConfigError, match="no document has an id of its own; name a column"):
+    with pytest.raises(ConfigError, match="no document has a unique id; name a column"):
         search(tmp_path / "same", names).run()
     broken = make_documents(8)
     broken[17][2][3] = np.nan

@@ -44,14 +44,14 @@ class SemanticDuplicates(Settings):
         """
         if not documents:
             raise ConfigError(
-                "semantic_duplicates: no document has an id of its own; name a column of unique "
-                "ids as `id` of [[documents]], or drop exact duplicates with `trainrig curate`"
+                "semantic_duplicates: no document has a unique id; name a column of unique ids as "
+                "`id` of [[documents]], or drop exact duplicates with `trainrig curate`"
             )
         clusters = self.clusters or max(1, math.isqrt(documents))
         if clusters > documents:
             raise ConfigError(
                 f"semantic_duplicates.clusters ({clusters:,}) exceeds the number of documents with "
-                f"an id of their own ({documents:,}); lower it, or leave it out"
+                f"a unique id ({documents:,}); lower it, or leave it out"
             )
         return clusters
 

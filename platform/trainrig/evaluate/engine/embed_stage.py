@@ -82,11 +82,11 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
 
 
 COUNTS = "semantic_duplicates"  # key of the manifest's counts
-_NEW = "new"  # folder of the tables that replace those of a finished output
+_NEW = "new"  # folder of tables for a finished output, until all are written
 
 
 def _select_vectors(before: Manifest) -> SplitRecord:
-    """Return the counts and files of a finished output, without those of semantic duplicates."""
+    """Return the counts and files of a finished output, except its semantic duplicates."""
     counts = {name: count for name, count in before.counts.items() if name != COUNTS}
     files = {
         name: entry for name, entry in before.files.items() if not name.startswith(f"{DUPLICATES}/")
