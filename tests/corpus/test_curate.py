@@ -230,6 +230,25 @@ def test_an_exact_copy_of_a_removed_near_copy_repeats_the_kept_document(tmp_path
 
 
 @pytest.mark.slow
+def test_no_document_with_a_copy_is_kept_on_request(
+    archives: str, curated: str, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    curate(make_run(archives, output, keep_copies="none"))
+    before = {row["id"]: row for row in read_rows(curated, KEPT, ["id", "cluster"])}
+    columns = ["id", "dropped_by", "duplicate_of", "similarity"]
+    dropped = list(read_rows(output, DROPPED, columns))
+    fallen = {id for id, row in before.items() if row["cluster"] is not None}
+    assert len(fallen) >= 3
+    assert {row["id"] for row in read_rows(output, KEPT, ["id"])} == before.keys() - fallen
+    # The copy that would have stayed repeats no other. A page that was read twice has one id.
+    copies = {"exact_duplicate", "near_duplicate"}
+    firsts = [row for row in dropped if row["dropped_by"] in copies and not row["duplicate_of"]]
+    assert sorted(row["id"] for row in firsts) == sorted(fallen)
+    assert all(row["similarity"] is None for row in firsts)
+
+
+@pytest.mark.slow
 def test_kept_dropped_and_quarantined_add_up_to_the_input(curated: str) -> None:
     counts = manifest.read_manifest(curated).counts
     pages = len(WEB_A) + len(WEB_B) + len(WIKI)
@@ -544,7 +563,9 @@ def test_other_rules_decide_again_without_a_page_being_read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"near_duplicates": MinHash(threshold=0.95)}])
+@pytest.mark.parametrize(
+    "changes", [{"near_duplicates": MinHash(threshold=0.95)}, {"keep_copies": "none"}]
+)
 def test_other_ways_to_find_copies_decide_again_too(
     archives: str, decided: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -107,6 +107,7 @@ def look(
     keep: KeepRule = LONGEST,
     verification: Verification = DEFAULT,
     plan: PartitionPlan | None = None,
+    all_copies: bool = False,
 ) -> Searched:
     """Search `split_indexes` for duplicates.
 
@@ -120,5 +121,7 @@ def look(
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])
 
-    search = DuplicateSearch(tuple(split_indexes), cut, minhash, verification, keep, urls, place)
+    search = DuplicateSearch(
+        tuple(split_indexes), cut, minhash, verification, keep, urls, all_copies, place
+    )
     return Searched(search, find_duplicates(search, in_process(folder)))

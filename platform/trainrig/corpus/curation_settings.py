@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import config
+from trainrig.config.field_marks import ADDED_LATER
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
@@ -177,6 +178,9 @@ class Curation(config.RunFile):
     keep_rule: Annotated[KeepRule, config.EXTENDABLE] = Field(
         default=Longest(), discriminator="kind"
     )
+    # How many of several equal or similar texts are kept: one, which `keep_rule` chooses, or none.
+    # Documents of equal URLs always keep one.
+    keep_copies: Annotated[Literal["one", "none"], config.EXTENDABLE, ADDED_LATER] = "one"
     # Outputs of earlier crawls, made with `index = true`. Documents that duplicate one of theirs
     # are dropped.
     against: Annotated[tuple[str, ...], config.NOT_IDENTITY] = ()

@@ -19,6 +19,7 @@ from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, RecordSelection, Work, sum_counts
 from trainrig.tokens import document_set
+from trainrig.tokens.left_out_documents import LEAVE_OUT, LeftOutDocuments, check_source
 from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
@@ -44,6 +45,9 @@ class Tokenization(RunFile):
     # tokenizer.json, for example from a checkpoint, which is then used unchanged.
     tokenizer: Annotated[str, NOT_IDENTITY]
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
+    # Folder that `trainrig embed` wrote with [semantic_duplicates], for the same documents: its
+    # duplicates are left out. None: no document is left out.
+    leave_out: Annotated[str | None, NOT_IDENTITY] = None
     # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # Share of documents to hold out for evaluation, selected by hash of URL or id.
@@ -70,6 +74,8 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     documents = document_set.open_documents(run.documents)
     files, content = _read_tokenizer(run.tokenizer)
     inputs = {**documents.inputs, "tokenizer": content}
+    if run.leave_out:
+        inputs |= check_source(run.leave_out, run.documents, documents)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
@@ -77,7 +83,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         encoder = Encoder.of(files)
         log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.cut_splits(run.shard_bytes)
-        work = functools.partial(_make_work, run, documents, encoder)
+        work = functools.partial(_make_work, run, documents, encoder, inputs.get(LEAVE_OUT))
         scratch = stage.build_path(manifest.SCRATCH)
         phase = Phase(scratch, work, divisible=True, title="tokenize: encode")
         if run.workers:
@@ -138,10 +144,21 @@ def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], d
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 
 
-def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: Encoder) -> Work:
-    """Return the function that encodes one split into a training shard and a held-out shard."""
+def _make_work(
+    run: Tokenization,
+    documents: document_set.DocumentSet,
+    encoder: Encoder,
+    duplicates: str | None,
+) -> Work:
+    """Return the function that encodes one split into a training shard and a held-out shard.
+
+    `duplicates` is the fingerprint of the folder `leave_out`.
+    """
     vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
     before = [encoder.find_special(BEGIN_OF_TEXT)] if run.begin_of_text else []
+    left_out = None
+    if run.leave_out and duplicates:
+        left_out = LeftOutDocuments.read(run.leave_out, duplicates)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
@@ -149,6 +166,9 @@ def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: 
         ids: Counter[str] = Counter()
         records = RecordSelection(task)
         rows = documents.read_rows(task, refused.append, records)
+        fallen = Counter[str]()
+        if left_out is not None:
+            rows = _drop_rows(rows, left_out, fallen)
         for row, document in _encode_rows(rows, encoder, before):
             held = document_set.is_held_out(row["url"] or row["id"], run.held_out)
             shards[HELD_OUT if held else TRAIN].add(document)
@@ -160,6 +180,8 @@ def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: 
             # Only within one shard: finding all repeats is deduplication, which `curate` does.
             "repeated_ids": ids.total() - len(ids),
         }
+        if left_out is not None:
+            counts["left_out"] = dict(fallen)
         files = document_set.write_quarantine(run.output, task["name"], refused)
         for split, shard in shards.items():
             summary = shard.write(storage.join(run.output, split), task["name"])
@@ -171,6 +193,17 @@ def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: 
         return counts, files
 
     return encode
+
+
+def _drop_rows(
+    rows: Iterator[dict[str, Any]], left_out: LeftOutDocuments, fallen: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows that are not left out, and count the others by source in `fallen`."""
+    for row in rows:
+        if row["id"] in left_out:
+            fallen[row["source"]] += 1
+        else:
+            yield row
 
 
 def _encode_rows(

@@ -62,7 +62,7 @@ def run_search(
     cut = plan_partitions(split_indexes, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
     search = DuplicateSearch(
-        tuple(split_indexes), cut, SETTINGS, Verification(), Longest(), False, place
+        tuple(split_indexes), cut, SETTINGS, Verification(), Longest(), False, False, place
     )
     (folder / "search").write_bytes(pickle.dumps(search))
     command = [str(folder), str(folder / "search")]

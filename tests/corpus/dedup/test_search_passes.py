@@ -1,6 +1,7 @@
 import itertools
 import random
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -106,6 +107,64 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
         assert same(searched.decisions(), search_in_order(documents, by_url))
+
+
+def drop_all_in_order(documents: list[list[Document]], by_url: bool) -> dict[str, int]:
+    """Return the kind of each dropped document if none with a copy stays, by a loop over pairs.
+
+    A document with similar and with equal texts counts as similar.
+    """
+    flat = [document for file in documents for document in file]
+    fell = search_in_order(documents, by_url)
+    sent = {id for id, (kind, _, _) in fell.items() if kind == BY_URL}
+    compared = [document for document in flat if document[0] not in sent]
+    made = Signatures.of(compared, SMALL)
+    sets = [set(np.split(made.shingles, made.ends[:-1])[n].tolist()) for n in range(len(compared))]
+    kinds = {id: BY_URL for id in sent}
+    equal = defaultdict(list)
+    for id, _, text in compared:
+        equal[hash_text(text)].append(id)
+    for ids in equal.values():
+        kinds |= dict.fromkeys(ids, BY_TEXT) if len(ids) > 1 else {}
+    similar = set()
+    for one, other in itertools.combinations(range(len(compared)), 2):
+        likeness = len(sets[one] & sets[other]) / len(sets[one] | sets[other])
+        meets = (made.keys[one] == made.keys[other]).any()
+        if meets and likeness >= SMALL.threshold:
+            texts = [hash_text(compared[n][2]) for n in (one, other)]
+            if texts[0] != texts[1]:
+                similar |= {*equal[texts[0]], *equal[texts[1]]}
+    return kinds | dict.fromkeys(similar, BY_LIKENESS)
+
+
+@pytest.mark.slow
+@given(files, st.booleans(), st.booleans())
+@tries(max_examples=30, deadline=None)
+def test_all_copies_are_dropped_at_any_number_of_partitions(files, apart, by_url):
+    documents = add_ids(files)
+    with tempfile.TemporaryDirectory() as folder:
+        searched = search(Path(folder), documents, apart=apart, urls=by_url, all_copies=True)
+        found = {id: kind for id, (kind, _, _) in searched.decisions().items()}
+        wanted = drop_all_in_order(documents, by_url)
+        assert found.keys() == wanted.keys()
+        assert {id for id in found if found[id] == BY_URL} == {
+            id for id in wanted if wanted[id] == BY_URL
+        }
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_of_copies_none_stays_and_the_first_repeats_nothing(tmp_path, apart):
+    text = make_prose(1)
+    files = [
+        [make_page(1, text), make_page(2, change_words(text, 60)), make_page(3, make_prose(3))],
+        [make_page(4, make_prose(3).upper()), make_page(5, make_prose(5))],
+    ]
+    found = find(tmp_path, files, apart=apart, all_copies=True).decisions()
+    kinds = {int(id, 16): kind for id, (kind, _, _) in found.items()}
+    assert kinds == {1: BY_LIKENESS, 2: BY_LIKENESS, 3: BY_TEXT, 4: BY_TEXT}
+    nothing = "0" * 32
+    partners = {int(id, 16): partner for id, (_, partner, _) in found.items()}
+    assert sorted(n for n, partner in partners.items() if partner == nothing) in ([1, 3], [2, 3])
 
 
 @pytest.fixture(autouse=True, scope="module")

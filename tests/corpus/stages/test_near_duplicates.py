@@ -498,6 +498,24 @@ def test_a_new_crawl_ends_as_if_both_had_been_curated_at_once(tmp_path: Path, me
     assert pq.read_table(f"{both[1]}/{REVOKED}").num_rows == 0
 
 
+def test_copies_of_an_earlier_page_fall_though_that_page_fell_with_all_its_copies(
+    tmp_path: Path,
+) -> None:
+    """The crawl before dropped all copies, so it keeps no page that its copies could repeat."""
+    old = [*OLD, page("once", make_prose(2), 4), page("twice", make_prose(8), 5)]
+    old += [page("twice-again", make_prose(8).upper(), 6)]
+    new = [*NEW, page("thrice", make_prose(8).upper(), 18), page("other", make_prose(4), 19)]
+    both = curate_against(tmp_path, old, new, keep_copies="none", **EARLY)
+    whole = make_run(tmp_path, old, new, name="whole", keep_copies="none", **EARLY)
+    curate(whole)
+    assert list_kept(whole.output) == list_kept(both[1]) | {"once"} == {"once", "other"}
+    assert list_kept(both[0]) == {"once", "chain", "lonely"}
+    revoked = pq.read_table(f"{both[1]}/{REVOKED}").to_pylist()
+    kept = {row["id"]: row["url"] for row in read_rows(both[0], KEPT, ["id", "url"])}
+    ends = {kept[row["id"]].rpartition("/")[2]: row["duplicate_of"] for row in revoked}
+    assert ends == {"chain": None, "lonely": None}
+
+
 def test_by_crawl_the_earlier_output_comes_first_whatever_the_dates(tmp_path: Path) -> None:
     by_crawl = {**EARLY, "keep_rule": Earliest(by="crawl")}
     both = curate_against(tmp_path, NEW, OLD, **by_crawl)

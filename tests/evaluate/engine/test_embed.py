@@ -8,11 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.interruptions import interrupt_after
 
+from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine import embed_stage
 from trainrig.evaluate.engine.embed_operator import Embed
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.evaluate.engine.embed_stage import embed
+from trainrig.evaluate.engine.semantic_duplicates import SemanticSearch
+from trainrig.manifest import verify_files
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
@@ -150,3 +155,95 @@ def test_models_that_cannot_embed_are_refused(embedding, models, tmp_path):
         embed(embedding(checkpoint=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match="is a reward model"):
         Embed(checkpoint=models["reward"])
+
+
+def list_duplicates(folder):
+    """Return the kept document of each semantic duplicate."""
+    tables = [pq.read_table(path) for path in sorted((folder / "duplicates").glob("*.parquet"))]
+    rows = pa.concat_tables(tables).to_pylist()
+    return {row["id"]: row["duplicate_of"] for row in rows if row["duplicate_of"]}
+
+
+def refuse_to_embed(*_):
+    raise AssertionError("a text is embedded again")
+
+
+def read_bytes(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("documents-*.parquet")}
+
+
+@pytest.mark.slow
+def test_a_finished_output_is_extended_by_semantic_duplicates(embedding, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    alone = embed(embedding())
+    vectors = read_bytes(out)
+    monkeypatch.setattr(embed_stage, "_make_work", refuse_to_embed)
+    strict = embed(embedding(semantic_duplicates={"threshold": 1.0, "clusters": 2}))
+    assert strict.counts["semantic_duplicates"]["dropped"] == len(list_duplicates(out))
+    loose = embed(embedding(semantic_duplicates={"threshold": 0.01, "clusters": 2}))
+    assert len(list_duplicates(out)) == loose.counts["semantic_duplicates"]["dropped"] > 5
+    assert loose.files.keys() - alone.files.keys() == {
+        f"duplicates/{name}" for name in alone.files if name.startswith("documents-")
+    }
+    assert embed(embedding()).content == alone.content  # the tables are deleted
+    assert read_bytes(out) == vectors
+
+
+@pytest.mark.slow
+def test_a_search_that_was_stopped_keeps_the_vectors(embedding, tmp_path, monkeypatch):
+    settings = {"threshold": 0.01, "clusters": 2}
+    made = embed(embedding(output=str(tmp_path / "whole"), semantic_duplicates=settings))
+    with interrupt_after(0, SemanticSearch, "run"):
+        embed(embedding(semantic_duplicates=settings))
+    monkeypatch.setattr(embed_stage, "_make_work", refuse_to_embed)
+    assert embed(embedding(semantic_duplicates=settings)).content == made.content
+    with interrupt_after(0, SemanticSearch, "run"):
+        embed(embedding(semantic_duplicates=settings | {"clusters": 1}))
+    assert embed(embedding(semantic_duplicates=settings)).content == made.content
+    assert read_bytes(tmp_path / "out") == read_bytes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calls", "owner", "name"),
+    [(0, manifest, "compute_file_sum"), (0, storage, "move_files"), (0, storage, "delete_files")],
+)
+def test_a_stopped_change_of_duplicates_keeps_the_finished_ones_until_the_end(
+    embedding, tmp_path, calls, owner, name
+):
+    strict = {"semantic_duplicates": {"threshold": 1.0, "clusters": 2}}
+    loose = {"semantic_duplicates": {"threshold": 0.01, "clusters": 2}}
+    made = embed(embedding(**strict))
+    whole = embed(embedding(output=str(tmp_path / "whole"), **loose))
+    out = tmp_path / "out"
+    before = read_bytes(out)
+    with interrupt_after(calls, owner, name):
+        embed(embedding(**loose))
+    if owner is manifest:  # the replacement has not begun
+        assert manifest.read_manifest(str(out)) == made
+        verify_files(str(out), made)
+        assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == {
+            path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")
+        }
+    finished = embed(embedding(**loose))
+    assert finished.content == whole.content != made.content
+    verify_files(str(out), finished)
+    assert not (out / "scratch").exists()
+    assert before.keys() == read_bytes(out).keys()
+
+
+@pytest.mark.slow
+def test_too_many_clusters_leave_a_finished_output_as_it_was(embedding, tmp_path):
+    made = embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 2}))
+    with pytest.raises(ConfigError, match=r"clusters \(99\) exceeds"):
+        embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 99}))
+    assert manifest.read_manifest(str(tmp_path / "out")) == made
+
+
+@pytest.mark.slow
+def test_more_clusters_than_documents_are_refused_and_the_vectors_stay(embedding, tmp_path):
+    with pytest.raises(ConfigError, match=r"clusters \(99\) exceeds"):
+        embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 99}))
+    assert len(read_bytes(tmp_path / "out")) > 1
+    made = embed(embedding(semantic_duplicates={"threshold": 0.9, "clusters": 3}))
+    assert made.counts["semantic_duplicates"]["clusters"] == 3

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import candidates
 from trainrig.corpus.dedup.candidates import ENTRY
-from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions
+from trainrig.corpus.dedup.dedup_decisions import DedupDecisions
 from trainrig.corpus.dedup.document_refs import (
     BINS,
     DedupBuffer,
@@ -234,7 +234,10 @@ def _select_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterato
 
 
 def _list_searched(search: DuplicateSearch, partition: int) -> list[Searched]:
-    """Return the documents to search in each split index: kept ones that are no exact repeats."""
+    """Return the documents to search in each split index: those that repeat no other exactly.
+
+    In an earlier split index, documents that are similar to a kept one are left out, too.
+    """
     repeats = search.read_repeats("text", partition)
     if search.urls:
         repeats = np.concatenate([repeats, search.read_repeats("url", partition)])
@@ -242,7 +245,7 @@ def _list_searched(search: DuplicateSearch, partition: int) -> list[Searched]:
     for number, split_index in search.list_own_indexes(partition):
         wanted = mark_absent(repeats, number, split_index)
         if split_index.earlier:
-            wanted &= DedupDecisions.load(split_index.documents).kinds == KEPT
+            wanted &= DedupDecisions.load(split_index.documents).firsts
         keys = load_columns(split_index.signatures, ["keys"])["keys"]
         found.append(Searched(number, keys, wanted))
     return found

@@ -109,12 +109,19 @@ def keep_order(
     return rank_across_crawls(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
+def format_partners(repeated: NDArray[np.uint64]) -> list[str | None]:
+    """Return the ids [documents, 2] of repeated documents as text; None for 0, 0."""
+    there = np.asarray(repeated.any(axis=1))
+    return [id if one else None for id, one in zip(format_ids(repeated), there, strict=True)]
+
+
 @dataclass(frozen=True)
 class DedupDecisions:
     """Decisions on the documents of one split."""
 
     kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
-    # [documents, 2] id of the kept document that each dropped one repeats
+    # [documents, 2] id of the document that each dropped one repeats; 0, 0 if all copies are
+    # dropped and it comes first in the keep order
     repeated: NDArray[np.uint64]
     similarities: NDArray[np.float64]  # [documents] NaN where the texts were not compared
     # [documents, 2] lowest id of the document's cluster; 0, 0 if it is alone
@@ -135,6 +142,14 @@ class DedupDecisions:
         """Load the decisions that `Documents.save` wrote to `path`."""
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 
+    @property
+    def firsts(self) -> NDArray[np.bool_]:
+        """[documents] True for documents that repeat no other.
+
+        These are the kept documents, and those that fell because all copies are dropped.
+        """
+        return np.asarray((self.kinds == KEPT) | ~self.repeated.any(axis=1))
+
     def collect_arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays, keyed by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -143,7 +158,7 @@ class DedupDecisions:
         """Return the verdict columns of each dropped or clustered document, keyed by position."""
         shown = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
         clusters = format_ids(self.clusters[shown])
-        repeated = format_ids(self.repeated[shown])
+        repeated = format_partners(self.repeated[shown])
         verdicts: dict[int, dict[str, str | float | None]] = {}
         for nth, place in enumerate(shown.tolist()):
             kind = int(self.kinds[place])

@@ -116,6 +116,7 @@ class DuplicateSearch:
     verification: Verification
     keep: KeepRule
     urls: bool  # true if documents with the same URL are duplicates
+    drops_all_copies: bool  # true if no document stays that has an equal or similar one
     path_of: Callable[..., str]  # builder of a file's path, from folder names and file name
 
     @property

@@ -10,6 +10,7 @@ first sends them its decision.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig.corpus.dedup import dedup_decisions
 from trainrig.corpus.dedup.dedup_decisions import (
@@ -110,6 +111,18 @@ def build_first_rows(repeats: Rows, known: Rows) -> Rows:
     return rows
 
 
+def drop_firsts(rows: Rows, similar: NDArray[np.uint64]) -> None:
+    """Drop the kept documents that have copies; `rows` are DECISION rows, changed in place.
+
+    `similar` are the refs of documents with similar ones. The others have equal texts only.
+    """
+    clustered = np.zeros(len(rows), bool)
+    for name in _CLUSTER:
+        clustered |= rows[name] != 0
+    firsts = clustered & (rows["kind"] == KEPT)
+    rows["kind"][firsts] = np.where(np.isin(rows["ref"][firsts], similar), BY_LIKENESS, BY_TEXT)
+
+
 def merge_in_order(*tables: Rows) -> Rows:
     """Concatenate tables of rows, sorted by ref."""
     rows = np.concatenate(tables)
@@ -138,8 +151,9 @@ def write_digests(search: DuplicateSearch, kind: Kind) -> Work:
             if kind == "url":
                 wanted &= (documents.urls != _NO_URL).any(axis=1)
             if split_index.earlier:  # an earlier run decided, and dropped some by URL or text
-                decisions = DedupDecisions.load(split_index.documents).kinds
-                wanted &= ~np.isin(decisions, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
+                there = DedupDecisions.load(split_index.documents)
+                repeated = np.isin(there.kinds, [BY_URL] if kind == "url" else [BY_URL, BY_TEXT])
+                wanted &= ~repeated | there.firsts
             digests = split_digests(documents.urls if kind == "url" else documents.digests)
             rows = dedup_decisions.digest_rows(digests, documents.ranks, documents.ids, refs)
             tables.append(rows[wanted])
@@ -185,7 +199,7 @@ def read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
 
 
 def _list_dropped(split_index: int, there: DedupDecisions) -> Rows:
-    dropped = np.flatnonzero(there.kinds != KEPT)
+    dropped = np.flatnonzero(~there.firsts)
     rows = np.zeros(len(dropped), DECISION)
     rows["ref"] = make_refs(split_index, dropped)
     rows["kind"] = there.kinds[dropped]

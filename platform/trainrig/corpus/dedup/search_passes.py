@@ -107,6 +107,8 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             tables.append(read_propagated(search, kind, partition, known))
             known = exact_repeats.merge_in_order(known, tables[-1])
         rows = np.concatenate(tables)
+        if search.drops_all_copies:
+            exact_repeats.drop_firsts(rows, tables[0]["ref"])
         split_indexes = document_refs.find_splits(rows["ref"])
         counts = {}
         clusters = 0

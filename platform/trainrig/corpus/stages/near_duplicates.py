@@ -22,7 +22,7 @@ from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.corpus.array_files import load_arrays
 from trainrig.corpus.curation_settings import Curation
-from trainrig.corpus.dedup.dedup_decisions import COPIES, Documents
+from trainrig.corpus.dedup.dedup_decisions import COPIES, Documents, format_partners
 from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids, parse_ids
 from trainrig.corpus.dedup.duplicate_search import MIB, DuplicateSearch, plan_partitions
 from trainrig.corpus.dedup.keep_rules import KeepFeatures
@@ -43,6 +43,7 @@ _PARTS = {"documents": "npz", "pairs": "parquet", "signatures": "arrow"}
 # These settings influence neither signatures nor pairs.
 _LATER = (
     "keep_dropped",
+    "keep_copies",
     "buckets",
     "index",
     "common_lines",
@@ -156,6 +157,7 @@ def search_for(
         run.verification,
         run.keep_rule,
         run.url_duplicates,
+        run.keep_copies == "none",
         path_of,
     )
 
@@ -174,7 +176,7 @@ def _fingerprint_pairs(run: Curation) -> str:
     """Return the fingerprint of all settings that pairs depend on."""
     whole = extract_identity(run)
     for name in _LATER:
-        whole.pop(name)
+        whole.pop(name, None)
     for source in whole["sources"]:
         source.pop("wipe_out")
     for name in _LATER_OF_SIGNATURES:
@@ -317,7 +319,7 @@ def _write_revoked(run: Curation, path: str, search: DuplicateSearch) -> None:
                         "against": np.full(len(found["ids"]), split_index.crawl),
                         "id": format_ids(found["ids"]),
                         "dropped_by": [COPIES[kind - 1] for kind in found["kinds"].tolist()],
-                        "duplicate_of": format_ids(found["repeated"]),
+                        "duplicate_of": format_partners(found["repeated"]),
                         "similarity": pa.array(found["similarities"], from_pandas=True),
                     },
                     _REVOKED,
