@@ -1,7 +1,11 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.two_nodes import two_nodes
 
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import NodePool, _list_pools, count_places, matches
@@ -83,3 +87,50 @@ def test_a_cluster_of_kuberay_that_cannot_be_read_has_unknown_pools(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setattr(ray_pools, "SERVICE_ACCOUNT", tmp_path)  # without a token
     assert ray_pools.read_pools() is None
+
+
+LOOKS = """
+from trainrig.ray_runtime import ray_pools, ray_session
+ray_session.join()
+for joined, lost in [(0, 0), (900, 0), (0, 900)] * 2:
+    input()
+    print(ray_pools.is_settled(joined, lost), flush=True)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_node_that_joined_or_was_lost_lately_unsettles_a_cluster() -> None:
+    with two_nodes() as cluster:
+        cluster.start_head(1)
+        cluster.add_node("second", 1)
+        cluster.wait_for_nodes(2)
+        address = {
+            "RAY_ADDRESS": f"127.0.0.1:{cluster.gcs_port}",
+            "RAY_AUTH_TOKEN_PATH": str(cluster.token),
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        driver = subprocess.Popen(
+            [sys.executable, "-c", LOOKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=kept | address,
+        )
+        with driver:
+            assert driver.stdin and driver.stdout
+            looks = list[str]()
+            for number in range(6):
+                if number == 3:
+                    cluster.kill("second")
+                    cluster.wait_for_nodes(1)
+                print(file=driver.stdin, flush=True)
+                looks.append(driver.stdout.readline().strip())
+            driver.stdin.close()
+    assert looks == ["True", "False", "True", "True", "False", "False"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_a_cluster_without_dashboard_never_counts_as_settled() -> None:
+    assert not ray_pools.is_settled(0, 0)

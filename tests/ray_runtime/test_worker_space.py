@@ -43,10 +43,11 @@ def list_nodes(*resources: Mapping[str, float], labels: Mapping[str, str] | None
 def use_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that sets the nodes and pools of the joined cluster."""
 
-    def use(nodes: Callable[[], Nodes], *pools: NodePool) -> None:
+    def use(nodes: Callable[[], Nodes], *pools: NodePool, settled: bool = False) -> None:
         monkeypatch.setattr(ray_pools, "_list_live_nodes", nodes)
         monkeypatch.setattr(ray_pools, "find_pools", lambda: pools)
         monkeypatch.setattr(ray_local, "is_in_cluster", lambda: True)
+        monkeypatch.setattr(ray_pools, "is_settled", lambda joined, lost: settled)
         monkeypatch.setattr(worker_space, "LOOK_EVERY", 0.0)
 
     return use
@@ -104,6 +105,18 @@ def test_the_wait_for_nodes_ends(use_nodes: Callable[..., None]) -> None:
     )
     with pytest.raises(ClusterError, match=reason):
         worker_space.wait_until_fit(lambda: worker_space.describe_lack(2, CORE, "workers"), 0.0)
+
+
+def test_a_cluster_without_autoscaler_that_no_node_joins_is_not_waited_for(
+    use_nodes: Callable[..., None],
+) -> None:
+    use_nodes(lambda: list_nodes({"CPU": 1}), settled=True)
+    reason = (
+        r"^workers: 2 workers of 1 CPU each, but Ray has 1 logical CPUs; set workers = 1 or fewer, "
+        r"or add nodes\. The cluster has no autoscaler, and no node joined in the last 5 minutes"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        worker_space.wait_for_workers(2, "workers", models=False)
 
 
 def test_what_no_node_of_a_pool_can_hold_is_refused_at_once(

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import ssl
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ ON_HEAD = {"node:__internal_head__": 0.001}
 # Folder in each pod with its namespace, its token and the certificate of Kubernetes.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASKED = 60.0  # time limit for the head's answer, in s
+STATE_SECONDS = 5  # time limit for the answer of Ray's State API, in s
+MOST_NODES = 10_000  # nodes that the State API lists at most
 
 Need = Mapping[str, float]
 """Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""
@@ -99,6 +102,25 @@ def build_headless_selector() -> dict[str, str]:
 def is_head_alone() -> bool:
     """Return whether the head is the only live node."""
     return all(_is_head(node) for node in _list_live_nodes())
+
+
+def is_settled(joined: float, lost: float) -> bool:
+    """Return whether no node joined within the last `joined` seconds or was lost within `lost`.
+
+    Returns False if that is unknown: Ray's State API needs the dashboard.
+    """
+    from ray.util.state import list_nodes
+
+    try:
+        nodes: Any = list_nodes(detail=True, limit=MOST_NODES, timeout=STATE_SECONDS)
+    except Exception:  # Ray and its HTTP client raise errors of many classes
+        return False
+    now = time.time() * 1000
+    return all(
+        now - node.start_time_ms >= joined * 1000
+        and (node.state == "ALIVE" or now - node.end_time_ms >= lost * 1000)
+        for node in nodes
+    )
 
 
 def contains_gpus(pools: Sequence[NodePool] | None) -> bool:

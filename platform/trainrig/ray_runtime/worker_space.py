@@ -89,8 +89,11 @@ def _request(workers: int, models: bool) -> tuple[ResourceRequest, dict[str, str
 def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SECONDS) -> None:
     """Wait until `find_lack` returns None: nodes may still join a cluster without an autoscaler.
 
-    Raises ConfigError with what `find_lack` returns if no node can join. Raises ClusterError if it
-    is still lacking after `seconds`, and Unfinished if the cluster is lost meanwhile.
+    Raises ConfigError with what `find_lack` returns if no node is expected: the autoscaler can
+    start none that fits, Ray is local, or the cluster is complete. A cluster without an autoscaler
+    counts as complete once no node has joined for JOIN_SECONDS, and none was lost within `seconds`.
+    Raises ClusterError if it is still lacking after `seconds`, and Unfinished if the cluster is
+    lost meanwhile.
     """
     began = time.monotonic()
     waiting = False
@@ -101,6 +104,11 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
             if time.monotonic() - began >= seconds:
                 raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")
             if not waiting:
+                if ray_local.call_while_ray_lives(ray_pools.is_settled, JOIN_SECONDS, seconds):
+                    raise ConfigError(
+                        f"{lack}. The cluster has no autoscaler, and no node joined in the last "
+                        f"{JOIN_SECONDS / 60:g} minutes, so trainrig does not wait for one"
+                    )
                 log.warning("%s; waiting up to %g s for nodes to join the cluster", lack, seconds)
                 waiting = True
             time.sleep(LOOK_EVERY)
