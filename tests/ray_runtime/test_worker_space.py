@@ -78,9 +78,52 @@ def test_models_take_gpus_and_leave_the_head_where_they_can(
     expected: tuple[Mapping[str, float], Mapping[str, str], int],
 ) -> None:
     use_nodes(lambda: nodes, *pools)
-    place = worker_space.find_place(workers, models)
+    place = worker_space.find_place(workers, models, 2**29)
     assert (place.need, place.selector, place.most) == expected
     worker_space.wait_for_workers(workers, "workers", models)
+
+
+GIB = 2**30
+ROOMY = {"CPU": 4, "memory": 8 * GIB}
+TIGHT = {"CPU": 4, "memory": 2 * GIB}
+NAMELESS = {"CPU": 4}  # a node or pool whose memory is unknown
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "models", "memory", "expected"),
+    [
+        (list_nodes(ROOMY), (), False, GIB, (GIB, 4)),
+        (list_nodes(TIGHT), (), False, GIB, (GIB, 2)),
+        (list_nodes(TIGHT), (), False, 3 * GIB, (2 * GIB, 1)),
+        (list_nodes(TIGHT, ROOMY), (), False, 3 * GIB, (3 * GIB, 2)),
+        (list_nodes(TIGHT, ROOMY), (), True, GIB, (GIB, 4)),
+        (list_nodes(TIGHT, TIGHT), (), True, GIB, (GIB, 2)),
+        (list_nodes(TIGHT, NAMELESS), (), False, GIB, (None, 4)),
+        (list_nodes({}), (NodePool("cpu", TIGHT, {}, 1),), False, GIB, (GIB, 2)),
+        (list_nodes({}), (NodePool("cpu", TIGHT, {}, 9),), False, GIB, (GIB, 4)),
+        (list_nodes(TIGHT), (NodePool("cpu", NAMELESS, {}, 9),), False, GIB, (None, 4)),
+        (list_nodes({}), (), False, GIB, (None, 4)),
+    ],
+)
+def test_no_more_workers_run_than_the_memory_of_the_nodes_holds(
+    use_nodes: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    nodes: Nodes,
+    pools: tuple[NodePool, ...],
+    models: bool,
+    memory: int,
+    expected: tuple[int | None, int],
+) -> None:
+    use_nodes(lambda: nodes, *pools)
+    worker_space._warn_of_memory.cache_clear()
+    for _ in range(2):
+        place = worker_space.find_place(4, models, memory)
+        assert (place.memory, place.most) == expected
+    if place.most == 4:
+        assert not caplog.messages
+    else:
+        (line,) = caplog.messages  # once for all phases of a stage
+        assert line.endswith(f"MiB each, so {place.most} of 4 run at a time")
 
 
 def test_nodes_that_join_are_waited_for_with_one_line(
@@ -149,6 +192,61 @@ def test_tasks_beside_a_run_take_only_gpus_that_it_never_needs(
     use_nodes(lambda: nodes)
     place = worker_space.find_place_beside(workers, tasks)
     assert (place.need, place.selector) == (need, selector)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[None]:
+    """Start a Ray of four CPUs whose memory holds two workers, and connect this process to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
+    head = {
+        "num_cpus": 4,
+        "memory": 5 * GIB // 4,
+        "include_dashboard": False,
+        "object_store_memory": MEMORY,
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    with mock.patch.dict(os.environ, RAY_ADDRESS=cluster.address):
+        ray_session.join()
+        # Workers cannot import a test file by its name.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        ray.shutdown()
+    cluster.shutdown()
+
+
+def make_timed_work() -> Work:
+    """Return work that takes a moment and reports when it began and ended."""
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        began = time.monotonic()
+        time.sleep(0.5)  # so that all workers that may run at a time do
+        return {"began": began, "ended": time.monotonic()}, {}
+
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("brief", [False, True])
+def test_ray_places_workers_by_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
+) -> None:
+    # The number of workers is not what limits them here.
+    monkeypatch.setattr(worker_space, "_limit_to_memory", lambda most, *_: most)
+    splits = [Split(f"split-{number}", {}) for number in range(8)]
+    for memory, at_a_time in ((2**29, 2), (2 * GIB, 1)):
+        phase = Phase(str(tmp_path / str(memory)), make_timed_work, memory=memory)
+        split_processing.map_splits(phase, splits, 4, brief=brief)
+        times = [record.counts for record in phase.read_results(splits)]
+        running = [
+            sum(other["began"] <= one["began"] < other["ended"] for other in times) for one in times
+        ]
+        assert max(running) == at_a_time
 
 
 class Growing:

@@ -76,6 +76,25 @@ def find_capacity(
     return Capacity(live, head, None if pools is None else max(live, scaled), fitting)
 
 
+def find_largest_memory(
+    need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None
+) -> float | None:
+    """Return the bytes of memory of the largest node with labels `selector` that fits `need`.
+
+    Returns None if no node fits, or if the memory of one that fits is unknown: the autoscaler would
+    never start such a node for a worker that requests memory.
+    """
+    live = [(node["Resources"], node["Labels"]) for node in _list_live_nodes()]
+    later = [(pool.resources, pool.labels) for pool in pools or () if pool.most]
+    memories = [
+        resources.get("memory")
+        for resources, labels in live + later
+        if matches(labels, selector) and count_places(resources, need)
+    ]
+    known = [memory for memory in memories if memory is not None]
+    return max(known, default=None) if len(known) == len(memories) else None
+
+
 def count_places(resources: Mapping[str, float], need: Need) -> int:
     """Return how many workers that take `need` each fit the `resources` of one node."""
     return min(int(resources.get(name, 0) // count) for name, count in need.items() if count)

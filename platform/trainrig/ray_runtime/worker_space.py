@@ -4,6 +4,7 @@ Stages that compute with a model take GPUs where the cluster has some, and leave
 where they can: a large model there could end the processes that the whole cluster needs.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from trainrig.ray_runtime import ray_local, ray_pools
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 300.0  # s that nodes may take to join a cluster without an autoscaler
+MIB = 2**20  # bytes
 LOOK_EVERY = 0.5  # s between two looks at the nodes
 
 
@@ -31,22 +33,53 @@ class WorkerPlace:
         """Number of GPUs of one worker."""
         return self.need.get("GPU", 0)
 
+    @property
+    def memory(self) -> float | None:
+        """Bytes of memory that one worker requests; None if it requests none."""
+        return self.need.get("memory")
 
-def find_place(workers: int, models: bool) -> WorkerPlace:
-    """Return the place of `workers` workers of a stage; `models`: whether they load a model.
+
+def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
+    """Return the place of `workers` workers of a stage, each of which takes `memory` bytes.
 
     On GPUs, as many run at a time as the cluster may hold, up to `workers`. Workers that load a
-    model leave out the head if the other nodes hold all of them.
+    model (`models`) leave out the head if the other nodes hold all of them. If the memory of the
+    nodes holds fewer workers, fewer run at a time. A worker requests at most the memory of the
+    largest node, and none if the memory of a node or pool is unknown.
     """
     request, selector = _request(workers, models)
-    found = ray_pools.find_capacity(request.each, selector, ray_pools.find_pools())
+    pools = ray_pools.find_pools()
+    found = ray_pools.find_capacity(request.each, selector, pools)
     held = found.live if found.later is None else found.later
     most = workers
     if request.gpus and found.later is not None:
         most = max(1, min(workers, held))
-    if models and found.head and held - found.head >= most:
+    headless = models and found.head > 0 and held - found.head >= most
+    need = request.each
+    if largest := ray_pools.find_largest_memory(need, selector, pools):
+        need["memory"] = min(memory, int(largest))
+        found = ray_pools.find_capacity(need, selector, pools)
+        held = found.live if found.later is None else found.later
+        most = _limit_to_memory(most, held - found.head if headless else held, need)
+    if headless:
         selector |= ray_pools.build_headless_selector()
-    return WorkerPlace(request.each, selector, most)
+    return WorkerPlace(need, selector, most)
+
+
+def _limit_to_memory(workers: int, held: int, need: ray_pools.Need) -> int:
+    """Return how many of `workers` run at a time on nodes whose memory holds `held` of them."""
+    most = min(workers, max(1, held))
+    if most < workers:
+        _warn_of_memory(most, workers, int(need["memory"]) // MIB)
+    return most
+
+
+@functools.cache  # a stage has many phases, and one warning is enough
+def _warn_of_memory(most: int, workers: int, mebibytes: int) -> None:
+    log.warning(
+        "workers: the nodes have memory for %d workers of %s MiB each, so %d of %d run at a time",
+        *(most, f"{mebibytes:,}", most, workers),
+    )
 
 
 def find_place_beside(workers: int, tasks: int) -> WorkerPlace:
