@@ -94,7 +94,7 @@ NAMELESS = {"CPU": 4}  # a node or pool whose memory is unknown
     [
         (list_nodes(ROOMY), (), False, GIB, (GIB, 4)),
         (list_nodes(TIGHT), (), False, GIB, (GIB, 2)),
-        (list_nodes(TIGHT), (), False, 3 * GIB, (2 * GIB, 1)),
+        (list_nodes(TIGHT), (), False, 3 * GIB, (int(1.2 * GIB), 1)),
         (list_nodes(TIGHT, ROOMY), (), False, 3 * GIB, (3 * GIB, 2)),
         (list_nodes(TIGHT, ROOMY), (), True, GIB, (GIB, 4)),
         (list_nodes(TIGHT, TIGHT), (), True, GIB, (GIB, 2)),

@@ -267,7 +267,7 @@ class _Passes:
         split_indexes = [*own, *list_earlier_split_indexes(self.run)]
         search = search_for(self.run, split_indexes, self.path_of, self.run.near_duplicates.bands)
         with self._time_phase("search"):
-            step = functools.partial(self._step, search.cut.bytes)
+            step = functools.partial(self._step, search.plan.bytes)
             found = find_duplicates(search, step, known)
         if known:
             found = near_duplicates.with_known_pairs(self.run, found)

@@ -17,6 +17,9 @@ from trainrig.ray_runtime import ray_local, ray_pools
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 300.0  # s that nodes may take to join a cluster without an autoscaler
 MIB = 2**20  # bytes
+# Share of the largest node's memory that a worker requests at most. Above a half, no second such
+# worker runs there. Not all, because a pool may state more memory than Ray finds on its nodes.
+MOST_OF_NODE = 0.6
 LOOK_EVERY = 0.5  # s between two looks at the nodes
 
 
@@ -44,8 +47,8 @@ def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
 
     On GPUs, as many run at a time as the cluster may hold, up to `workers`. Workers that load a
     model (`models`) leave out the head if the other nodes hold all of them. If the memory of the
-    nodes holds fewer workers, fewer run at a time. A worker requests at most the memory of the
-    largest node, and none if the memory of a node or pool is unknown.
+    nodes holds fewer workers, fewer run at a time. A worker requests at most MOST_OF_NODE of the
+    largest node, and no memory if that of a node or pool is unknown.
     """
     request, selector = _request(workers, models)
     pools = ray_pools.find_pools()
@@ -57,7 +60,7 @@ def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
     headless = models and found.head > 0 and held - found.head >= most
     need = request.each
     if largest := ray_pools.find_largest_memory(need, selector, pools):
-        need["memory"] = min(memory, int(largest))
+        need["memory"] = min(memory, int(MOST_OF_NODE * largest))
         found = ray_pools.find_capacity(need, selector, pools)
         held = found.live if found.later is None else found.later
         most = _limit_to_memory(most, held - found.head if headless else held, need)
