@@ -11,6 +11,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.manifest import FileSum
@@ -43,11 +45,12 @@ def list_nodes(*resources: Mapping[str, float], labels: Mapping[str, str] | None
 def use_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that sets the nodes and pools of the joined cluster."""
 
-    def use(nodes: Callable[[], Nodes], *pools: NodePool, settled: bool = False) -> None:
+    def use(nodes: Callable[[], Nodes], *pools: NodePool, settled: float = 0.0) -> None:
         monkeypatch.setattr(ray_pools, "_list_live_nodes", nodes)
         monkeypatch.setattr(ray_pools, "find_pools", lambda: pools)
         monkeypatch.setattr(ray_local, "is_in_cluster", lambda: True)
-        monkeypatch.setattr(ray_pools, "is_settled", lambda joined, lost: settled)
+        monkeypatch.setattr(ray_pools, "is_settled", lambda seconds: seconds <= settled)
+        monkeypatch.setattr(ray_pools, "is_in_placement_group", lambda: False)
         monkeypatch.setattr(worker_space, "LOOK_EVERY", 0.0)
 
     return use
@@ -95,7 +98,7 @@ NAMELESS = {"CPU": 4}  # a node or pool whose memory is unknown
         (list_nodes(ROOMY), (), False, GIB, (GIB, 4)),
         (list_nodes(TIGHT), (), False, GIB, (GIB, 2)),
         (list_nodes(TIGHT), (), False, 3 * GIB, (int(1.2 * GIB), 1)),
-        (list_nodes(TIGHT, ROOMY), (), False, 3 * GIB, (3 * GIB, 2)),
+        (list_nodes(TIGHT, ROOMY), (), False, 3 * GIB, (int(1.2 * GIB), 4)),
         (list_nodes(TIGHT, ROOMY), (), True, GIB, (GIB, 4)),
         (list_nodes(TIGHT, TIGHT), (), True, GIB, (GIB, 2)),
         (list_nodes(TIGHT, NAMELESS), (), False, GIB, (None, 4)),
@@ -153,13 +156,55 @@ def test_the_wait_for_nodes_ends(use_nodes: Callable[..., None]) -> None:
 def test_a_cluster_without_autoscaler_that_no_node_joins_is_not_waited_for(
     use_nodes: Callable[..., None],
 ) -> None:
-    use_nodes(lambda: list_nodes({"CPU": 1}), settled=True)
+    use_nodes(lambda: list_nodes({"CPU": 1}), settled=300)
     reason = (
         r"^workers: 2 workers of 1 CPU each, but Ray has 1 logical CPUs; set workers = 1 or fewer, "
         r"or add nodes\. The cluster has no autoscaler, and no node joined in the last 5 minutes"
     )
     with pytest.raises(ConfigError, match=reason):
         worker_space.wait_for_workers(2, "workers", models=False)
+
+
+def test_a_run_that_waits_longer_for_nodes_takes_longer_to_call_a_cluster_complete(
+    use_nodes: Callable[..., None],
+) -> None:
+    def find_lack() -> str | None:
+        return worker_space.describe_lack(2, CORE, "workers")
+
+    use_nodes(lambda: list_nodes({"CPU": 1}), settled=300)
+    with mock.patch.object(time, "sleep", side_effect=InterruptedError):
+        with pytest.raises(InterruptedError):  # waits
+            worker_space.wait_until_fit(find_lack, 1_800.0)
+        with pytest.raises(ConfigError, match="last 5 minutes"):
+            worker_space.wait_until_fit(find_lack, 60.0)
+
+
+def test_workers_in_a_placement_group_request_no_memory(
+    use_nodes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_nodes(lambda: list_nodes(TIGHT))
+    monkeypatch.setattr(ray_pools, "is_in_placement_group", lambda: True)
+    place = worker_space.find_place(4, False, GIB)
+    assert (place.memory, place.most) == (None, 4)
+
+
+@given(
+    memories=st.lists(st.integers(1, 64), min_size=1, max_size=5),
+    memory=st.integers(1, 200),
+    models=st.booleans(),
+)
+def test_each_node_that_holds_a_worker_holds_it_with_its_memory(
+    memories: list[int], memory: int, models: bool
+) -> None:
+    nodes = list_nodes(*({"CPU": 2, "memory": gibibytes * GIB} for gibibytes in memories))
+    with (
+        mock.patch.object(ray_pools, "_list_live_nodes", lambda: nodes),
+        mock.patch.object(ray_pools, "find_pools", tuple),
+        mock.patch.object(ray_pools, "is_in_placement_group", lambda: False),
+    ):
+        place = worker_space.find_place(1, models, memory * GIB)
+    eligible = [node for node in nodes if not (place.selector and ray_pools._is_head(node))]
+    assert all(ray_pools.count_places(node["Resources"], place.need) for node in eligible)
 
 
 def test_what_no_node_of_a_pool_can_hold_is_refused_at_once(

@@ -76,15 +76,16 @@ def find_capacity(
     return Capacity(live, head, None if pools is None else max(live, scaled), fitting)
 
 
-def find_largest_memory(
-    need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None
+def find_least_memory(
+    need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None, headless: bool
 ) -> float | None:
-    """Return the bytes of memory of the largest node with labels `selector` that fits `need`.
+    """Return the bytes of memory of the smallest node with labels `selector` that fits `need`.
 
     Returns None if no node fits, or if the memory of one that fits is unknown: the autoscaler would
-    never start such a node for a worker that requests memory.
+    never start such a node for a worker that requests memory. `headless`: leave out the head.
     """
-    live = [(node["Resources"], node["Labels"]) for node in _list_live_nodes()]
+    nodes = [node for node in _list_live_nodes() if not (headless and _is_head(node))]
+    live = [(node["Resources"], node["Labels"]) for node in nodes]
     later = [(pool.resources, pool.labels) for pool in pools or () if pool.most]
     memories = [
         resources.get("memory")
@@ -92,7 +93,7 @@ def find_largest_memory(
         if matches(labels, selector) and count_places(resources, need)
     ]
     known = [memory for memory in memories if memory is not None]
-    return max(known, default=None) if len(known) == len(memories) else None
+    return min(known, default=None) if len(known) == len(memories) else None
 
 
 def count_places(resources: Mapping[str, float], need: Need) -> int:
@@ -123,8 +124,8 @@ def is_head_alone() -> bool:
     return all(_is_head(node) for node in _list_live_nodes())
 
 
-def is_settled(joined: float, lost: float) -> bool:
-    """Return whether no node joined within the last `joined` seconds or was lost within `lost`.
+def is_settled(seconds: float) -> bool:
+    """Return whether no node joined or was lost within the last `seconds`.
 
     Returns False if that is unknown: Ray's State API needs the dashboard.
     """
@@ -134,12 +135,17 @@ def is_settled(joined: float, lost: float) -> bool:
         nodes: Any = list_nodes(detail=True, limit=MOST_NODES, timeout=STATE_SECONDS)
     except Exception:  # Ray and its HTTP client raise errors of many classes
         return False
-    now = time.time() * 1000
-    return all(
-        now - node.start_time_ms >= joined * 1000
-        and (node.state == "ALIVE" or now - node.end_time_ms >= lost * 1000)
-        for node in nodes
-    )
+    since = (time.time() - seconds) * 1000
+    times = [node.start_time_ms for node in nodes]
+    times += [node.end_time_ms for node in nodes if node.state != "ALIVE"]
+    return all(moment is not None and moment <= since for moment in times)
+
+
+def is_in_placement_group() -> bool:
+    """Return whether Ray places the tasks of this process in a placement group."""
+    import ray
+
+    return ray.util.get_current_placement_group() is not None
 
 
 def contains_gpus(pools: Sequence[NodePool] | None) -> bool:

@@ -17,7 +17,7 @@ from trainrig.ray_runtime import ray_local, ray_pools
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 300.0  # s that nodes may take to join a cluster without an autoscaler
 MIB = 2**20  # bytes
-# Share of the largest node's memory that a worker requests at most. Above a half, no second such
+# Share of the smallest node's memory that a worker requests at most. Above a half, no second such
 # worker runs there. Not all, because a pool may state more memory than Ray finds on its nodes.
 MOST_OF_NODE = 0.6
 LOOK_EVERY = 0.5  # s between two looks at the nodes
@@ -48,7 +48,8 @@ def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
     On GPUs, as many run at a time as the cluster may hold, up to `workers`. Workers that load a
     model (`models`) leave out the head if the other nodes hold all of them. If the memory of the
     nodes holds fewer workers, fewer run at a time. A worker requests at most MOST_OF_NODE of the
-    largest node, and no memory if that of a node or pool is unknown.
+    smallest node: the others may be lost, and the stage then goes on there. It requests no memory
+    if that of a node or pool is unknown, or in a placement group, which may have reserved none.
     """
     request, selector = _request(workers, models)
     pools = ray_pools.find_pools()
@@ -59,8 +60,9 @@ def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
         most = max(1, min(workers, held))
     headless = models and found.head > 0 and held - found.head >= most
     need = request.each
-    if largest := ray_pools.find_largest_memory(need, selector, pools):
-        need["memory"] = min(memory, int(MOST_OF_NODE * largest))
+    smallest = ray_pools.find_least_memory(need, selector, pools, headless)
+    if smallest and not ray_pools.is_in_placement_group():
+        need["memory"] = min(memory, int(MOST_OF_NODE * smallest))
         found = ray_pools.find_capacity(need, selector, pools)
         held = found.live if found.later is None else found.later
         most = _limit_to_memory(most, held - found.head if headless else held, need)
@@ -127,7 +129,8 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
 
     Raises ConfigError with what `find_lack` returns if no node is expected: the autoscaler can
     start none that fits, Ray is local, or the cluster is complete. A cluster without an autoscaler
-    counts as complete once no node has joined for JOIN_SECONDS, and none was lost within `seconds`.
+    counts as complete once no node joined or was lost within `seconds`, or within JOIN_SECONDS if
+    that is longer.
     Raises ClusterError if it is still lacking after `seconds`, and Unfinished if the cluster is
     lost meanwhile.
     """
@@ -140,10 +143,11 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
             if time.monotonic() - began >= seconds:
                 raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")
             if not waiting:
-                if ray_local.call_while_ray_lives(ray_pools.is_settled, JOIN_SECONDS, seconds):
+                since = max(seconds, JOIN_SECONDS)
+                if ray_local.call_while_ray_lives(ray_pools.is_settled, since):
                     raise ConfigError(
                         f"{lack}. The cluster has no autoscaler, and no node joined in the last "
-                        f"{JOIN_SECONDS / 60:g} minutes, so trainrig does not wait for one"
+                        f"{since / 60:g} minutes, so trainrig does not wait for one"
                     )
                 log.warning("%s; waiting up to %g s for nodes to join the cluster", lack, seconds)
                 waiting = True
