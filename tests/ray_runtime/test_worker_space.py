@@ -126,7 +126,7 @@ def test_no_more_workers_run_than_the_memory_of_the_nodes_holds(
         assert not caplog.messages
     else:
         (line,) = caplog.messages  # once for all phases of a stage
-        assert line.endswith(f"MiB each, so {place.most} of 4 run at a time")
+        assert line.startswith(f"workers: {place.most} of 4 run at a time, because each one ")
 
 
 def test_nodes_that_join_are_waited_for_with_one_line(

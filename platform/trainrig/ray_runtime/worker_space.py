@@ -82,8 +82,9 @@ def _limit_to_memory(workers: int, held: int, need: ray_pools.Need) -> int:
 @functools.cache  # a stage has many phases, and one warning is enough
 def _warn_of_memory(most: int, workers: int, mebibytes: int) -> None:
     log.warning(
-        "workers: the nodes have memory for %d workers of %s MiB each, so %d of %d run at a time",
-        *(most, f"{mebibytes:,}", most, workers),
+        "workers: %d of %d run at a time, because each one requests %s MiB of memory from Ray; for "
+        "more, add nodes or use nodes with more memory",
+        *(most, workers, f"{mebibytes:,}"),
     )
 
 
