@@ -1,7 +1,13 @@
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.two_nodes import two_nodes
 
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import NodePool, _list_pools, count_places, matches
@@ -83,3 +89,85 @@ def test_a_cluster_of_kuberay_that_cannot_be_read_has_unknown_pools(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setattr(ray_pools, "SERVICE_ACCOUNT", tmp_path)  # without a token
     assert ray_pools.read_pools() is None
+
+
+LOOKS = """
+from trainrig.ray_runtime import ray_pools, ray_session
+ray_session.join()
+for seconds in [0, 900] * 2:
+    input()
+    print(ray_pools.is_settled(seconds), flush=True)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_state_api_tells_when_nodes_joined_and_were_lost() -> None:
+    with two_nodes() as cluster:
+        cluster.start_head(1)
+        cluster.add_node("second", 1)
+        cluster.wait_for_nodes(2)
+        address = {
+            "RAY_ADDRESS": f"127.0.0.1:{cluster.gcs_port}",
+            "RAY_AUTH_TOKEN_PATH": str(cluster.token),
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        driver = subprocess.Popen(
+            [sys.executable, "-c", LOOKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=kept | address,
+        )
+        with driver:
+            assert driver.stdin and driver.stdout
+            looks = list[str]()
+            for number in range(4):
+                if number == 2:
+                    cluster.kill("second")
+                    cluster.wait_for_nodes(1)
+                print(file=driver.stdin, flush=True)
+                looks.append(driver.stdout.readline().strip())
+            driver.stdin.close()
+    assert looks == ["True", "False"] * 2
+
+
+@dataclass(frozen=True)
+class ListedNode:
+    """A node as Ray's State API lists it; the times are seconds ago."""
+
+    joined: float | None
+    lost: float | None = None
+    state: str = "ALIVE"
+
+    @property
+    def start_time_ms(self) -> float | None:
+        return self.joined and (time.time() - self.joined) * 1000
+
+    @property
+    def end_time_ms(self) -> float | None:
+        return self.lost and (time.time() - self.lost) * 1000
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settled"),
+    [
+        ([ListedNode(900)], True),
+        ([ListedNode(900), ListedNode(100)], False),
+        ([ListedNode(900), ListedNode(900, 400, "DEAD")], True),
+        ([ListedNode(900), ListedNode(900, 100, "DEAD")], False),
+        ([ListedNode(None)], False),
+        ([ListedNode(900), ListedNode(900, None, "DEAD")], False),
+    ],
+)
+def test_a_node_that_joined_or_was_lost_lately_unsettles_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[ListedNode], settled: bool
+) -> None:
+    monkeypatch.setattr("ray.util.state.list_nodes", lambda **_: nodes)
+    assert ray_pools.is_settled(300) is settled
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_a_cluster_without_dashboard_never_counts_as_settled() -> None:
+    assert not ray_pools.is_settled(0)

@@ -11,6 +11,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.manifest import FileSum
@@ -43,10 +45,12 @@ def list_nodes(*resources: Mapping[str, float], labels: Mapping[str, str] | None
 def use_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that sets the nodes and pools of the joined cluster."""
 
-    def use(nodes: Callable[[], Nodes], *pools: NodePool) -> None:
+    def use(nodes: Callable[[], Nodes], *pools: NodePool, settled: float = 0.0) -> None:
         monkeypatch.setattr(ray_pools, "_list_live_nodes", nodes)
         monkeypatch.setattr(ray_pools, "find_pools", lambda: pools)
         monkeypatch.setattr(ray_local, "is_in_cluster", lambda: True)
+        monkeypatch.setattr(ray_pools, "is_settled", lambda seconds: seconds <= settled)
+        monkeypatch.setattr(ray_pools, "is_in_placement_group", lambda: False)
         monkeypatch.setattr(worker_space, "LOOK_EVERY", 0.0)
 
     return use
@@ -77,9 +81,52 @@ def test_models_take_gpus_and_leave_the_head_where_they_can(
     expected: tuple[Mapping[str, float], Mapping[str, str], int],
 ) -> None:
     use_nodes(lambda: nodes, *pools)
-    place = worker_space.find_place(workers, models)
+    place = worker_space.find_place(workers, models, 2**29)
     assert (place.need, place.selector, place.most) == expected
     worker_space.wait_for_workers(workers, "workers", models)
+
+
+GIB = 2**30
+ROOMY = {"CPU": 4, "memory": 8 * GIB}
+TIGHT = {"CPU": 4, "memory": 2 * GIB}
+NAMELESS = {"CPU": 4}  # a node or pool whose memory is unknown
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "models", "memory", "expected"),
+    [
+        (list_nodes(ROOMY), (), False, GIB, (GIB, 4)),
+        (list_nodes(TIGHT), (), False, GIB, (GIB, 2)),
+        (list_nodes(TIGHT), (), False, 3 * GIB, (int(1.2 * GIB), 1)),
+        (list_nodes(TIGHT, ROOMY), (), False, 3 * GIB, (int(1.2 * GIB), 4)),
+        (list_nodes(TIGHT, ROOMY), (), True, GIB, (GIB, 4)),
+        (list_nodes(TIGHT, TIGHT), (), True, GIB, (GIB, 2)),
+        (list_nodes(TIGHT, NAMELESS), (), False, GIB, (None, 4)),
+        (list_nodes({}), (NodePool("cpu", TIGHT, {}, 1),), False, GIB, (GIB, 2)),
+        (list_nodes({}), (NodePool("cpu", TIGHT, {}, 9),), False, GIB, (GIB, 4)),
+        (list_nodes(TIGHT), (NodePool("cpu", NAMELESS, {}, 9),), False, GIB, (None, 4)),
+        (list_nodes({}), (), False, GIB, (None, 4)),
+    ],
+)
+def test_no_more_workers_run_than_the_memory_of_the_nodes_holds(
+    use_nodes: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    nodes: Nodes,
+    pools: tuple[NodePool, ...],
+    models: bool,
+    memory: int,
+    expected: tuple[int | None, int],
+) -> None:
+    use_nodes(lambda: nodes, *pools)
+    worker_space._warn_of_memory.cache_clear()
+    for _ in range(2):
+        place = worker_space.find_place(4, models, memory)
+        assert (place.memory, place.most) == expected
+    if place.most == 4:
+        assert not caplog.messages
+    else:
+        (line,) = caplog.messages  # once for all phases of a stage
+        assert line.startswith(f"workers: {place.most} of 4 run at a time, because each one ")
 
 
 def test_nodes_that_join_are_waited_for_with_one_line(
@@ -104,6 +151,60 @@ def test_the_wait_for_nodes_ends(use_nodes: Callable[..., None]) -> None:
     )
     with pytest.raises(ClusterError, match=reason):
         worker_space.wait_until_fit(lambda: worker_space.describe_lack(2, CORE, "workers"), 0.0)
+
+
+def test_a_cluster_without_autoscaler_that_no_node_joins_is_not_waited_for(
+    use_nodes: Callable[..., None],
+) -> None:
+    use_nodes(lambda: list_nodes({"CPU": 1}), settled=300)
+    reason = (
+        r"^workers: 2 workers of 1 CPU each, but Ray has 1 logical CPUs; set workers = 1 or fewer, "
+        r"or add nodes\. The cluster has no autoscaler, and no node joined in the last 5 minutes"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        worker_space.wait_for_workers(2, "workers", models=False)
+
+
+def test_a_run_that_waits_longer_for_nodes_takes_longer_to_call_a_cluster_complete(
+    use_nodes: Callable[..., None],
+) -> None:
+    def find_lack() -> str | None:
+        return worker_space.describe_lack(2, CORE, "workers")
+
+    use_nodes(lambda: list_nodes({"CPU": 1}), settled=300)
+    with mock.patch.object(time, "sleep", side_effect=InterruptedError):
+        with pytest.raises(InterruptedError):  # waits
+            worker_space.wait_until_fit(find_lack, 1_800.0)
+        with pytest.raises(ConfigError, match="last 5 minutes"):
+            worker_space.wait_until_fit(find_lack, 60.0)
+
+
+def test_workers_in_a_placement_group_request_no_memory(
+    use_nodes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_nodes(lambda: list_nodes(TIGHT))
+    monkeypatch.setattr(ray_pools, "is_in_placement_group", lambda: True)
+    place = worker_space.find_place(4, False, GIB)
+    assert (place.memory, place.most) == (None, 4)
+
+
+@given(
+    memories=st.lists(st.integers(1, 64), min_size=1, max_size=5),
+    memory=st.integers(1, 200),
+    models=st.booleans(),
+)
+def test_each_node_that_holds_a_worker_holds_it_with_its_memory(
+    memories: list[int], memory: int, models: bool
+) -> None:
+    nodes = list_nodes(*({"CPU": 2, "memory": gibibytes * GIB} for gibibytes in memories))
+    with (
+        mock.patch.object(ray_pools, "_list_live_nodes", lambda: nodes),
+        mock.patch.object(ray_pools, "find_pools", tuple),
+        mock.patch.object(ray_pools, "is_in_placement_group", lambda: False),
+    ):
+        place = worker_space.find_place(1, models, memory * GIB)
+    eligible = [node for node in nodes if not (place.selector and ray_pools._is_head(node))]
+    assert all(ray_pools.count_places(node["Resources"], place.need) for node in eligible)
 
 
 def test_what_no_node_of_a_pool_can_hold_is_refused_at_once(
@@ -136,6 +237,61 @@ def test_tasks_beside_a_run_take_only_gpus_that_it_never_needs(
     use_nodes(lambda: nodes)
     place = worker_space.find_place_beside(workers, tasks)
     assert (place.need, place.selector) == (need, selector)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[None]:
+    """Start a Ray of four CPUs whose memory holds two workers, and connect this process to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
+    head = {
+        "num_cpus": 4,
+        "memory": 5 * GIB // 4,
+        "include_dashboard": False,
+        "object_store_memory": MEMORY,
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    with mock.patch.dict(os.environ, RAY_ADDRESS=cluster.address):
+        ray_session.join()
+        # Workers cannot import a test file by its name.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        ray.shutdown()
+    cluster.shutdown()
+
+
+def make_timed_work() -> Work:
+    """Return work that takes a moment and reports when it began and ended."""
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        began = time.monotonic()
+        time.sleep(0.5)  # so that all workers that may run at a time do
+        return {"began": began, "ended": time.monotonic()}, {}
+
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("brief", [False, True])
+def test_ray_places_workers_by_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
+) -> None:
+    # The number of workers is not what limits them here.
+    monkeypatch.setattr(worker_space, "_limit_to_memory", lambda most, *_: most)
+    splits = [Split(f"split-{number}", {}) for number in range(8)]
+    for memory, at_a_time in ((2**29, 2), (2 * GIB, 1)):
+        phase = Phase(str(tmp_path / str(memory)), make_timed_work, memory=memory)
+        split_processing.map_splits(phase, splits, 4, brief=brief)
+        times = [record.counts for record in phase.read_results(splits)]
+        running = [
+            sum(other["began"] <= one["began"] < other["ended"] for other in times) for one in times
+        ]
+        assert max(running) == at_a_time
 
 
 class Growing:

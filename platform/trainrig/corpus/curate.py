@@ -67,7 +67,7 @@ from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.splits import PLAIN_WORKER, Phase, Split, Work, sum_counts
 from trainrig.storage.concurrent_requests import map_concurrently
 
 __all__ = [
@@ -267,7 +267,8 @@ class _Passes:
         split_indexes = [*own, *list_earlier_split_indexes(self.run)]
         search = search_for(self.run, split_indexes, self.path_of, self.run.near_duplicates.bands)
         with self._time_phase("search"):
-            found = find_duplicates(search, self._step, known)
+            step = functools.partial(self._step, search.plan.bytes)
+            found = find_duplicates(search, step, known)
         if known:
             found = near_duplicates.with_known_pairs(self.run, found)
         for number, source in enumerate(self.run.sources):
@@ -291,10 +292,15 @@ class _Passes:
             for record in records
         }
 
-    def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
-        """Run one pass of the search for duplicates; each pass counts as one split of progress."""
+    def _step(
+        self, memory: int, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
+    ) -> Phase:
+        """Run one pass of the search for duplicates; each pass counts as one split of progress.
+
+        `memory`: bytes that the search plans for one worker.
+        """
         done = _name_done_folder(self.run, self.decision, name)
-        phase = Phase(done, make_work, title=_title(name))
+        phase = Phase(done, make_work, title=_title(name), memory=max(PLAIN_WORKER, memory))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         number = find_step_number(name, self.run.url_duplicates)
         self._report_progress(3 * len(self.splits) + number)

@@ -192,7 +192,8 @@ def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
     plan = HeldOutPlan(run)
     splits = plan.list_splits()
     scratch = stage.build_path(manifest.SCRATCH, "held_out")
-    phase = Phase(scratch, plan.make_work, title="evaluate: score held-out text")
+    memory = checkpoint.estimate_worker_memory(run.checkpoint)
+    phase = Phase(scratch, plan.make_work, title="evaluate: score held-out text", memory=memory)
     _map(run, phase, splits)
     return {
         record.name.removeprefix("held-out-"): SourceScore(**record.counts)
@@ -206,7 +207,8 @@ def _ask(
     """Evaluate all tasks of `plan`, and return the checksums of the files of scored rows."""
     splits = plan.list_splits()
     scratch = stage.build_path(manifest.SCRATCH, records)
-    phase = Phase(scratch, plan.make_work, title=f"evaluate: score {records}")
+    memory = checkpoint.estimate_worker_memory(run.checkpoint)
+    phase = Phase(scratch, plan.make_work, title=f"evaluate: score {records}", memory=memory)
     _map(run, phase, splits)
     return {
         name: entry for record in phase.read_results(splits) for name, entry in record.files.items()

@@ -234,7 +234,9 @@ def generate_file(
     make = functools.partial(_make_work, checkpoint, sampling, scratch, vllm_memory)
     if workers:
         connect(workers, "workers", models=True)
-    phase = Phase(storage.join(scratch, "done"), make, title="generate: answer prompts")
+    memory = _estimate_memory(checkpoint) if workers else 0
+    done = storage.join(scratch, "done")
+    phase = Phase(done, make, title="generate: answer prompts", memory=memory)
     map_splits(phase, splits, workers, models=True)
     parts = [storage.join(scratch, f"{split.name}.jsonl") for split in splits]
     lines = b"".join(storage.read_files(parts))
@@ -303,6 +305,10 @@ def build_requests(rows: Sequence[Row], sampling: Sampling, first: int = 0) -> l
         )
         for number, row in enumerate(rows)
     ]
+
+
+def _estimate_memory(path: str) -> int:
+    return checkpoint.estimate_worker_memory(checkpoint.resolve(path, verify=False))
 
 
 def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import ssl
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ ON_HEAD = {"node:__internal_head__": 0.001}
 # Folder in each pod with its namespace, its token and the certificate of Kubernetes.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASKED = 60.0  # time limit for the head's answer, in s
+STATE_SECONDS = 5  # time limit for the answer of Ray's State API, in s
+MOST_NODES = 10_000  # nodes that the State API lists at most
 
 Need = Mapping[str, float]
 """Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""
@@ -73,6 +76,26 @@ def find_capacity(
     return Capacity(live, head, None if pools is None else max(live, scaled), fitting)
 
 
+def find_least_memory(
+    need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None, headless: bool
+) -> float | None:
+    """Return the bytes of memory of the smallest node with labels `selector` that fits `need`.
+
+    Returns None if no node fits, or if the memory of one that fits is unknown: the autoscaler would
+    never start such a node for a worker that requests memory. `headless`: leave out the head.
+    """
+    nodes = [node for node in _list_live_nodes() if not (headless and _is_head(node))]
+    live = [(node["Resources"], node["Labels"]) for node in nodes]
+    later = [(pool.resources, pool.labels) for pool in pools or () if pool.most]
+    memories = [
+        resources.get("memory")
+        for resources, labels in live + later
+        if matches(labels, selector) and count_places(resources, need)
+    ]
+    known = [memory for memory in memories if memory is not None]
+    return min(known, default=None) if len(known) == len(memories) else None
+
+
 def count_places(resources: Mapping[str, float], need: Need) -> int:
     """Return how many workers that take `need` each fit the `resources` of one node."""
     return min(int(resources.get(name, 0) // count) for name, count in need.items() if count)
@@ -99,6 +122,30 @@ def build_headless_selector() -> dict[str, str]:
 def is_head_alone() -> bool:
     """Return whether the head is the only live node."""
     return all(_is_head(node) for node in _list_live_nodes())
+
+
+def is_settled(seconds: float) -> bool:
+    """Return whether no node joined or was lost within the last `seconds`.
+
+    Returns False if that is unknown: Ray's State API needs the dashboard.
+    """
+    from ray.util.state import list_nodes
+
+    try:
+        nodes: Any = list_nodes(detail=True, limit=MOST_NODES, timeout=STATE_SECONDS)
+    except Exception:  # Ray and its HTTP client raise errors of many classes
+        return False
+    since = (time.time() - seconds) * 1000
+    times = [node.start_time_ms for node in nodes]
+    times += [node.end_time_ms for node in nodes if node.state != "ALIVE"]
+    return all(moment is not None and moment <= since for moment in times)
+
+
+def is_in_placement_group() -> bool:
+    """Return whether Ray places the tasks of this process in a placement group."""
+    import ray
+
+    return ray.util.get_current_placement_group() is not None
 
 
 def contains_gpus(pools: Sequence[NodePool] | None) -> bool:

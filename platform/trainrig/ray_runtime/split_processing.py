@@ -104,7 +104,7 @@ def _wait_for_splits(
     """
     if not workers:
         return _run_in_process(phase, left)
-    return _run_by_ray(phase, left, worker_space.find_place(workers, models), brief)
+    return _run_by_ray(phase, left, worker_space.find_place(workers, models, phase.memory), brief)
 
 
 def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[RecordRow]:
@@ -288,6 +288,7 @@ def _map_rows(
         "batch_size": None,
         "batch_format": "pyarrow",
         "num_cpus": place.need["CPU"],
+        "memory": place.memory,
     }
     with warnings.catch_warnings():
         # Ray 2.64 will take no options for retries, and names no other way to limit them.
@@ -337,6 +338,7 @@ def _run_by_tasks(
         name=shared.title,
         num_cpus=place.need["CPU"],
         num_gpus=place.gpus,
+        memory=place.memory,
         label_selector=dict(place.selector),
         max_retries=0,
     )

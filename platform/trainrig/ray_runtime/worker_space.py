@@ -4,6 +4,7 @@ Stages that compute with a model take GPUs where the cluster has some, and leave
 where they can: a large model there could end the processes that the whole cluster needs.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,10 @@ from trainrig.ray_runtime import ray_local, ray_pools
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 300.0  # s that nodes may take to join a cluster without an autoscaler
+MIB = 2**20  # bytes
+# Share of the smallest node's memory that a worker requests at most. Above a half, no second such
+# worker runs there. Not all, because a pool may state more memory than Ray finds on its nodes.
+MOST_OF_NODE = 0.6
 LOOK_EVERY = 0.5  # s between two looks at the nodes
 
 
@@ -31,22 +36,56 @@ class WorkerPlace:
         """Number of GPUs of one worker."""
         return self.need.get("GPU", 0)
 
+    @property
+    def memory(self) -> float | None:
+        """Bytes of memory that one worker requests; None if it requests none."""
+        return self.need.get("memory")
 
-def find_place(workers: int, models: bool) -> WorkerPlace:
-    """Return the place of `workers` workers of a stage; `models`: whether they load a model.
+
+def find_place(workers: int, models: bool, memory: int) -> WorkerPlace:
+    """Return the place of `workers` workers of a stage, each of which takes `memory` bytes.
 
     On GPUs, as many run at a time as the cluster may hold, up to `workers`. Workers that load a
-    model leave out the head if the other nodes hold all of them.
+    model (`models`) leave out the head if the other nodes hold all of them. If the memory of the
+    nodes holds fewer workers, fewer run at a time. A worker requests at most MOST_OF_NODE of the
+    smallest node: the others may be lost, and the stage then goes on there. It requests no memory
+    if that of a node or pool is unknown, or in a placement group, which may have reserved none.
     """
     request, selector = _request(workers, models)
-    found = ray_pools.find_capacity(request.each, selector, ray_pools.find_pools())
+    pools = ray_pools.find_pools()
+    found = ray_pools.find_capacity(request.each, selector, pools)
     held = found.live if found.later is None else found.later
     most = workers
     if request.gpus and found.later is not None:
         most = max(1, min(workers, held))
-    if models and found.head and held - found.head >= most:
+    headless = models and found.head > 0 and held - found.head >= most
+    need = request.each
+    smallest = ray_pools.find_least_memory(need, selector, pools, headless)
+    if smallest and not ray_pools.is_in_placement_group():
+        need["memory"] = min(memory, int(MOST_OF_NODE * smallest))
+        found = ray_pools.find_capacity(need, selector, pools)
+        held = found.live if found.later is None else found.later
+        most = _limit_to_memory(most, held - found.head if headless else held, need)
+    if headless:
         selector |= ray_pools.build_headless_selector()
-    return WorkerPlace(request.each, selector, most)
+    return WorkerPlace(need, selector, most)
+
+
+def _limit_to_memory(workers: int, held: int, need: ray_pools.Need) -> int:
+    """Return how many of `workers` run at a time on nodes whose memory holds `held` of them."""
+    most = min(workers, max(1, held))
+    if most < workers:
+        _warn_of_memory(most, workers, int(need["memory"]) // MIB)
+    return most
+
+
+@functools.cache  # a stage has many phases, and one warning is enough
+def _warn_of_memory(most: int, workers: int, mebibytes: int) -> None:
+    log.warning(
+        "workers: %d of %d run at a time, because each one requests %s MiB of memory from Ray; for "
+        "more, add nodes or use nodes with more memory",
+        *(most, workers, f"{mebibytes:,}"),
+    )
 
 
 def find_place_beside(workers: int, tasks: int) -> WorkerPlace:
@@ -89,8 +128,12 @@ def _request(workers: int, models: bool) -> tuple[ResourceRequest, dict[str, str
 def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SECONDS) -> None:
     """Wait until `find_lack` returns None: nodes may still join a cluster without an autoscaler.
 
-    Raises ConfigError with what `find_lack` returns if no node can join. Raises ClusterError if it
-    is still lacking after `seconds`, and Unfinished if the cluster is lost meanwhile.
+    Raises ConfigError with what `find_lack` returns if no node is expected: the autoscaler can
+    start none that fits, Ray is local, or the cluster is complete. A cluster without an autoscaler
+    counts as complete once no node joined or was lost within `seconds`, or within JOIN_SECONDS if
+    that is longer.
+    Raises ClusterError if it is still lacking after `seconds`, and Unfinished if the cluster is
+    lost meanwhile.
     """
     began = time.monotonic()
     waiting = False
@@ -101,6 +144,12 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
             if time.monotonic() - began >= seconds:
                 raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")
             if not waiting:
+                since = max(seconds, JOIN_SECONDS)
+                if ray_local.call_while_ray_lives(ray_pools.is_settled, since):
+                    raise ConfigError(
+                        f"{lack}. The cluster has no autoscaler, and no node joined in the last "
+                        f"{since / 60:g} minutes, so trainrig does not wait for one"
+                    )
                 log.warning("%s; waiting up to %g s for nodes to join the cluster", lack, seconds)
                 waiting = True
             time.sleep(LOOK_EVERY)

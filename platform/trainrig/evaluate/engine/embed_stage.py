@@ -115,7 +115,8 @@ def _embed_documents(
     splits = documents.cut_splits(run.shard_bytes)
     work = functools.partial(_make_work, run, model, documents)
     scratch = stage.build_path(manifest.SCRATCH)
-    phase = Phase(scratch, work, divisible=True, title="embed: embed documents")
+    memory = checkpoint.estimate_worker_memory(model)
+    phase = Phase(scratch, work, True, "embed: embed documents", memory)
     if run.workers:
         connect(run.workers, "workers", models=True)
     map_splits(phase, splits, run.workers, progress, models=True)

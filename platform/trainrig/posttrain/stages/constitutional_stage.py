@@ -49,9 +49,9 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model, principles)
-        phase = Phase(
-            stage.build_path(manifest.SCRATCH), make, title="constitutional: revise answers"
-        )
+        memory = checkpoint.estimate_worker_memory(model)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, make, title="constitutional: revise answers", memory=memory)
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)

@@ -150,7 +150,9 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model)
-        phase = Phase(stage.build_path(manifest.SCRATCH), make, title="sample: answer prompts")
+        memory = checkpoint.estimate_worker_memory(model)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, make, title="sample: answer prompts", memory=memory)
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)

@@ -71,7 +71,9 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         labels = _check_model(run, model)
         splits = split_rows((files,), run.shard_bytes)
         make = functools.partial(_make_work, run, model, chat)
-        phase = Phase(stage.build_path(manifest.SCRATCH), make, title="score: score answers")
+        memory = checkpoint.estimate_worker_memory(model)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, make, title="score: score answers", memory=memory)
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)

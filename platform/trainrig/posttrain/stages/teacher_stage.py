@@ -58,7 +58,9 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
             )
         ]
         make = functools.partial(_make_work, run, model, folder, longest)
-        phase = Phase(stage.build_path(manifest.SCRATCH), make, title="teacher: predict tokens")
+        memory = checkpoint.estimate_worker_memory(model)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, make, title="teacher: predict tokens", memory=memory)
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)

@@ -25,8 +25,9 @@ from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, describe_table_difference, digest
 from trainrig.models import find_model_class
-from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.splits import PLAIN_WORKER
 from trainrig.storage.missing_folders import describe_missing_model, is_missing
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
@@ -89,6 +90,15 @@ def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
     """Return the model configuration of `checkpoint`, and the content of its tokenizer.json."""
     opened = OpenedCheckpoint.read(checkpoint)
     return opened.config, opened.tokenizer
+
+
+def estimate_worker_memory(checkpoint: str) -> int:
+    """Return the bytes of memory of a worker that loads the model of `checkpoint`.
+
+    The weights are read as float32, also for a GPU. Measured with 88 million parameters: 769 MiB of
+    resident memory after loading, where this returns 848 MiB.
+    """
+    return PLAIN_WORKER + 4 * count_parameters(describe(checkpoint)[0]).total
 
 
 def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
