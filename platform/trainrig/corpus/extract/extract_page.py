@@ -29,7 +29,8 @@ from trainrig.corpus.extract.html_page import (
     parse_html,
     tidy,
 )
-from trainrig.corpus.extract.page_permissions import PagePermissions, find_permissions
+from trainrig.corpus.extract.page_kinds import PLAIN_TEXT, KindOfPage
+from trainrig.corpus.extract.page_permissions import find_permissions
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.text_files import guess_encoding
 
@@ -153,9 +154,13 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     content_type = page.content_type or detect_mime(page.body)
     if content_type in TEXT_TYPES:
         plain = _extract_plain(page)
-        if extractor.permissions and isinstance(plain, Extracted):
-            return replace(plain, permissions=find_permissions(None, "", page.headers))
-        return plain
+        if isinstance(plain, NotExtracted):
+            return plain
+        return replace(
+            plain,
+            permissions=find_permissions(None, "", page.headers) if extractor.permissions else None,
+            page_kind=PLAIN_TEXT if extractor.page_kind else None,
+        )
     if content_type not in HTML_TYPES:
         return NotExtracted("not_text")
     html = decode(page)
@@ -168,11 +173,21 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
         return tree
     # before the text, because its extraction changes the tree
     permissions = find_permissions(tree, html, page.headers) if extractor.permissions else None
+    page_kind = _find_page_kind(tree, html) if extractor.page_kind else None
     text, share = _extract_text(tree, html, extractor)
-    title = find_title(tree)
-    return _build_result(
-        text, title, find_language(tree), find_date(tree, html), share, permissions
+    result = _build_result(
+        text, find_title(tree), find_language(tree), find_date(tree, html), share
     )
+    if isinstance(result, NotExtracted):
+        return result
+    return replace(result, permissions=permissions, page_kind=page_kind)
+
+
+def _find_page_kind(tree: HTMLTree, html: str) -> KindOfPage:
+    # Imported here because it loads numba, which most runs do not need to extract text.
+    from trainrig.corpus.extract.page_kind_evidence import find_page_kind
+
+    return find_page_kind(tree, html, is_dated=bool(find_date(tree, html)))
 
 
 def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
@@ -186,12 +201,11 @@ def _build_result(
     language: str = "",
     date: str = "",
     share: float | None = None,
-    permissions: PagePermissions | None = None,
 ) -> Extracted | NotExtracted:
     text = tidy(raw)
     if not text:
         return NotExtracted("empty")
-    return Extracted(text, title, language, date, share, permissions)
+    return Extracted(text, title, language, date, share)
 
 
 def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:

@@ -348,7 +348,7 @@ def is_gutted(judged: ScoredBlocks) -> bool:
         return False
     outside = judged.blocks.outside_furniture
     dropped = int(judged.characters[outside & ~judged.kept].sum())
-    declares = np.array([_declares(line) for line in judged.lines], np.bool_)
+    declares = np.array([is_declaration(line) for line in judged.lines], np.bool_)
     declares &= outside & (judged.blocks.numbers[:, page_blocks.KIND] != CODE)
     count = int(declares.sum())
     if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * int(outside.sum())):
@@ -363,7 +363,7 @@ def _keeps_too_few(kept: NDArray[np.bool_]) -> bool:
     return int(kept.sum()) < _ENOUGH_KEPT * len(kept)
 
 
-def _declares(line: str) -> bool:
+def is_declaration(line: str) -> bool:
     """Return whether `line` is a declaration `name(…)`, with the usual words before and after."""
     end = line.rfind(")")
     if end < 0 or not _BEHIND.match(line, end + 1):

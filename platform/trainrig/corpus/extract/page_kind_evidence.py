@@ -1,0 +1,194 @@
+"""Evidence of a page's kind: what the page declares, else the features of its text.
+
+Declared evidence counts first: types of schema.org, the software that made the page, `og:type`, and
+class names that content management systems give the body. Only a page that declares nothing is
+judged by its text. The name of the host is never looked at.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Final
+
+from resiliparse.parse.html import ElementNode, HTMLTree
+
+from trainrig.corpus.extract import page_kinds
+from trainrig.corpus.extract.block_scores import cut_tree
+from trainrig.corpus.extract.item_types import count_item_types
+from trainrig.corpus.extract.page_kind_features import TextFeatures, judge_text, measure_text
+from trainrig.corpus.extract.page_kinds import KindOfPage
+
+# Items of one type from which on a page is a list of them. A product stands beside related ones.
+_SEVERAL: Final = 4
+# Share of the text in links from which on even a page of a known kind only leads to others.
+_MOSTLY_LINKS: Final = 0.8
+_POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?\d+", re.IGNORECASE)
+
+
+def find_page_kind(tree: HTMLTree, html: str, is_dated: bool) -> KindOfPage:
+    """Return the kind of the page `tree`, which was parsed from `html`, with the evidence for it.
+
+    `is_dated` says whether the page declares a day of publication, as articles do. The tree may be
+    changed.
+    """
+    page = PageEvidence(tree, html, is_dated)
+    for find in _RULES:
+        if found := find(page):
+            return found
+    return KindOfPage(*judge_text(page.text, is_dated, page.count_numbered_posts()))
+
+
+class PageEvidence:
+    """A page with what the rules ask of it."""
+
+    def __init__(self, tree: HTMLTree, html: str, is_dated: bool) -> None:
+        """Read the declarations of a page."""
+        self._tree = tree
+        self.is_dated = is_dated
+        self.types: Counter[str] = count_item_types(tree, html)
+        metas = [
+            (
+                (meta.getattr("property") or meta.getattr("name") or "").strip().lower(),
+                (meta.getattr("content") or "").strip().lower(),
+            )
+            for meta in self._select("meta[content]")
+        ]
+        self.generators = [content for name, content in metas if name == "generator"]
+        self.open_graph = [content for name, content in metas if name == "og:type"]
+        body = tree.body
+        self.body_classes = ((body.getattr("class") or "") if body else "").lower().split()
+
+    def _select(self, selector: str) -> list[ElementNode]:
+        document = self._tree.document
+        return list(document.query_selector_all(selector).values()) if document else []
+
+    @cached_property
+    def text(self) -> TextFeatures:
+        """The features of the text outside furniture."""
+        return measure_text(cut_tree(self._tree))
+
+    def contains(self, selector: str) -> bool:
+        """Return whether any element matches `selector`."""
+        document = self._tree.document
+        return document is not None and document.query_selector(selector) is not None
+
+    def find_type(self, names: tuple[str, ...]) -> str:
+        """Return the first of `names` that an item of the page has as its type, or ""."""
+        return next((name for name in names if self.types[name]), "")
+
+    def find_generator(self, names: tuple[str, ...]) -> str:
+        """Return the first of `names` that the page states as its generator, or ""."""
+        return next((name for name in names for said in self.generators if name in said), "")
+
+    def find_mark(self, marks: Mapping[str, str]) -> str:
+        """Return the name of the first of `marks` of which an element is in the page, or ""."""
+        if not self.contains(", ".join(marks.values())):
+            return ""
+        return next(name for name, selector in marks.items() if self.contains(selector))
+
+    def find_body_class(self, names: tuple[str, ...]) -> str:
+        """Return the first of `names` that is a class of the body, or ""."""
+        return next((name for name in names if name in self.body_classes), "")
+
+    def count_numbered_posts(self) -> int:
+        """Count the elements that are numbered as posts, if they hold most of the text; else 0."""
+        lengths = {
+            (post.id or "").lower(): len(post.text or "")
+            for post in self._select(page_kinds.NUMBERED_POST)
+            if _POST_ID.fullmatch(post.id or "")
+            # an entry of a blog has a heading
+            and post.query_selector("h1, h2, h3") is None
+        }
+        return len(lengths) if 2 * sum(lengths.values()) >= self.text.characters else 0
+
+
+def _find_discussion(page: PageEvidence) -> KindOfPage | None:
+    if name := page.find_type(page_kinds.DISCUSSION_TYPES):
+        return KindOfPage("forum", f"schema.org {name}")
+    if page.find_type(page_kinds.ARTICLE_TYPES):
+        return None  # software of forums may show articles, with comments as posts
+    if name := page.find_mark(page_kinds.POST_MARKS):
+        return KindOfPage("forum", f"posts of {name}")
+    return None
+
+
+def _find_documentation(page: PageEvidence) -> KindOfPage | None:
+    if name := page.find_generator(page_kinds.DOCUMENTATION_GENERATORS):
+        evidence = f"generator {name}"
+    elif name := page.find_mark(page_kinds.DOCUMENTATION_MARKS):
+        evidence = f"elements of {name}"
+    elif name := page.find_type(page_kinds.MANUAL_TYPES):
+        evidence = f"schema.org {name}"
+    else:
+        return None
+    if page.contains(page_kinds.BLOG_POST):
+        return KindOfPage("article", f"{evidence}, blog")
+    if page.text.links >= _MOSTLY_LINKS:
+        return KindOfPage("listing", f"{evidence}, links")
+    return KindOfPage("documentation", evidence)
+
+
+def _find_by_schema(page: PageEvidence) -> KindOfPage | None:
+    if name := page.find_type(page_kinds.COLLECTION_TYPES):
+        return KindOfPage("listing", f"schema.org {name}")
+    states_article = "article" in page.open_graph
+    if name := page.find_type(page_kinds.ARTICLE_TYPES):
+        if page.types[name] >= _SEVERAL and not states_article:
+            return KindOfPage("listing", f"schema.org several {name}")
+        return KindOfPage("article", f"schema.org {name}")
+    if states_article:
+        return None  # a review has the product as an item
+    if name := page.find_type(page_kinds.PRODUCT_TYPES):
+        if page.types[name] >= _SEVERAL and not _states_product(page):
+            return KindOfPage("listing", f"schema.org several {name}")
+        return KindOfPage("product", f"schema.org {name}")
+    if name := page.find_type(page_kinds.LIST_TYPES):
+        return KindOfPage("listing", f"schema.org {name}")
+    return None
+
+
+def _states_product(page: PageEvidence) -> bool:
+    return any("product" in stated for stated in page.open_graph)
+
+
+def _find_by_head(page: PageEvidence) -> KindOfPage | None:
+    if _states_product(page):
+        return KindOfPage("product", "og:type product")
+    # Many systems state that every page is an article, so those without prose are left to the text.
+    if "article" in page.open_graph and page.text.prose_blocks:
+        return KindOfPage("article", "og:type article")
+    return None
+
+
+def _find_by_body_class(page: PageEvidence) -> KindOfPage | None:
+    if name := page.find_body_class(page_kinds.PRODUCT_BODY):
+        return KindOfPage("product", f"body {name}")
+    if name := page.find_body_class(page_kinds.LISTING_BODY):
+        return KindOfPage("listing", f"body {name}")
+    if name := page.find_body_class(page_kinds.ARTICLE_BODY):
+        return KindOfPage("article", f"body {name}")
+    return None
+
+
+def _find_forum_index(page: PageEvidence) -> KindOfPage | None:
+    if name := page.find_generator(page_kinds.FORUM_GENERATORS):
+        return KindOfPage("listing", f"generator {name}")
+    return None
+
+
+def _find_shop(page: PageEvidence) -> KindOfPage | None:
+    if page.contains(page_kinds.PRICE) and page.contains(page_kinds.CART):
+        return KindOfPage("product", "price and cart")
+    return None
+
+
+_RULES: Final[tuple[Callable[[PageEvidence], KindOfPage | None], ...]] = (
+    _find_discussion,
+    _find_documentation,
+    _find_by_schema,
+    _find_by_head,
+    _find_by_body_class,
+    _find_forum_index,
+    _find_shop,
+)
