@@ -197,7 +197,7 @@ def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[
 
 
 def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
-    """Return the columns that rules read, each with the first reader, such as "Score.x_low bounds"."""
+    """Return the columns that rules read, each with its first reader: "Score.x_low bounds"."""
     read: dict[str, str] = {}
     for rule in list_rules(filters):
         read.setdefault(rule.limit.signal, f"{rule.name} bounds")
