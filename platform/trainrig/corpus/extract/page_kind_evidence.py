@@ -23,6 +23,7 @@ from trainrig.corpus.extract.page_kinds import KindOfPage
 _SEVERAL: Final = 4
 # Share of the text in links from which on even a page of a known kind only leads to others.
 _MOSTLY_LINKS: Final = 0.8
+_SPHINX_SETTINGS: Final = re.compile(r"var\s+DOCUMENTATION_OPTIONS\s*=")
 _POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?\d+", re.IGNORECASE)
 
 
@@ -32,7 +33,7 @@ def find_page_kind(tree: HTMLTree, html: str, is_dated: bool) -> KindOfPage:
     `is_dated` says whether the page declares a day of publication, as articles do. The tree may be
     changed.
     """
-    page = PageEvidence(tree, html, is_dated)
+    page = PageEvidence(tree, html)
     for find in _RULES:
         if found := find(page):
             return found
@@ -42,10 +43,10 @@ def find_page_kind(tree: HTMLTree, html: str, is_dated: bool) -> KindOfPage:
 class PageEvidence:
     """A page with what the rules ask of it."""
 
-    def __init__(self, tree: HTMLTree, html: str, is_dated: bool) -> None:
+    def __init__(self, tree: HTMLTree, html: str) -> None:
         """Read the declarations of a page."""
         self._tree = tree
-        self.is_dated = is_dated
+        self._html = html
         self.types: Counter[str] = count_item_types(tree, html)
         metas = [
             (
@@ -87,6 +88,12 @@ class PageEvidence:
             return ""
         return next(name for name, selector in marks.items() if self.contains(selector))
 
+    @property
+    def has_sphinx_settings(self) -> bool:
+        """True if a script in the head defines the settings of Sphinx, as until version 3."""
+        body = self._html.find("<body")
+        return _SPHINX_SETTINGS.search(self._html, 0, max(0, body)) is not None
+
     def find_body_class(self, names: tuple[str, ...]) -> str:
         """Return the first of `names` that is a class of the body, or ""."""
         return next((name for name in names if name in self.body_classes), "")
@@ -116,6 +123,8 @@ def _find_discussion(page: PageEvidence) -> KindOfPage | None:
 def _find_documentation(page: PageEvidence) -> KindOfPage | None:
     if name := page.find_generator(page_kinds.DOCUMENTATION_GENERATORS):
         evidence = f"generator {name}"
+    elif page.has_sphinx_settings:
+        evidence = "settings of sphinx"
     elif name := page.find_mark(page_kinds.DOCUMENTATION_MARKS):
         evidence = f"elements of {name}"
     elif name := page.find_type(page_kinds.MANUAL_TYPES):
