@@ -163,6 +163,12 @@ PAGES = {
     ),
     "archive of a blog": (build_html(PROSE, "", "archive date"), ("listing", "body archive")),
     "links": (build_html(LINKS), ("listing", "text: links")),
+    "teasers among links": (
+        build_html(LINKS + "<p>The keeper of the lock writes the level of the lake each day.</p>"),
+        ("listing", "text: links"),
+    ),
+    "article among links": (build_html(LINKS + PROSE), ("article", "text: prose")),
+    "article among many links": (build_html(LINKS * 9 + PROSE), ("listing", "text: links")),
     "json-ld product": (
         build_html(PROSE, LINKED_DATA.format('{"@type": "Product", "offers": {}}')),
         ("product", "schema.org product"),

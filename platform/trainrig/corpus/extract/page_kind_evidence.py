@@ -16,13 +16,16 @@ from resiliparse.parse.html import ElementNode, HTMLTree
 from trainrig.corpus.extract import page_kinds
 from trainrig.corpus.extract.block_scores import cut_tree
 from trainrig.corpus.extract.item_types import count_item_types
-from trainrig.corpus.extract.page_kind_features import TextFeatures, judge_text, measure_text
+from trainrig.corpus.extract.page_kind_features import (
+    MOSTLY_LINKS,
+    TextFeatures,
+    judge_text,
+    measure_text,
+)
 from trainrig.corpus.extract.page_kinds import KindOfPage
 
 # Items of one type from which on a page is a list of them. A product stands beside related ones.
 _SEVERAL: Final = 4
-# Share of the text in links from which on even a page of a known kind only leads to others.
-_MOSTLY_LINKS: Final = 0.8
 _SPHINX_SETTINGS: Final = re.compile(r"var\s+DOCUMENTATION_OPTIONS\s*=")
 _POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?\d+", re.IGNORECASE)
 
@@ -136,7 +139,7 @@ def _find_documentation(page: PageEvidence) -> KindOfPage | None:
         return None
     if page.contains(page_kinds.BLOG_POST):
         return KindOfPage("article", f"{evidence}, blog")
-    if page.text.links >= _MOSTLY_LINKS:
+    if page.text.links >= MOSTLY_LINKS:
         return KindOfPage("listing", f"{evidence}, links")
     return KindOfPage("documentation", evidence)
 

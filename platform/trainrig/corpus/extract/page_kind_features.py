@@ -77,6 +77,9 @@ _LEAST_DECLARATIONS_SHARE: Final = 0.1  # declarations as a share of the blocks
 _MUCH_CODE: Final = 0.05  # share of the characters
 _MANY_POSTS: Final = 3
 _MANY_LINKS: Final = 0.5
+# Share of the text in links from which on paragraphs do not count. Menus of old pages are not
+# marked as navigation, so that over half of the text around an article may be links.
+MOSTLY_LINKS: Final = 0.8
 _SOME_PROSE: Final = 0.3
 _LEAST_PROSE_BLOCKS: Final = 3
 
@@ -97,10 +100,11 @@ def judge_text(text: TextFeatures, is_dated: bool, posts: int) -> tuple[PageKind
             return "documentation", "text: declarations"
         if text.code >= _MUCH_CODE:
             return "documentation", "text: code"
-    if text.links >= _MANY_LINKS:
+    has_prose = text.prose_blocks >= _LEAST_PROSE_BLOCKS
+    if text.links >= (MOSTLY_LINKS if has_prose else _MANY_LINKS):
         return "listing", "text: links"
     if posts >= _MANY_POSTS and not is_dated:
         return "forum", "text: numbered posts"
-    if text.prose >= _SOME_PROSE or text.prose_blocks >= _LEAST_PROSE_BLOCKS:
+    if text.prose >= _SOME_PROSE or has_prose:
         return "article", "text: prose"
     return "other", "text: neither prose nor links"
