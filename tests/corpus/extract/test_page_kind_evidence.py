@@ -168,7 +168,7 @@ PAGES = {
         ("listing", "text: links"),
     ),
     "article among links": (build_html(LINKS + PROSE), ("article", "text: prose")),
-    "article among many links": (build_html(LINKS * 9 + PROSE), ("listing", "text: links")),
+    "article among many links": (build_html(LINKS * 20 + PROSE), ("listing", "text: links")),
     "json-ld product": (
         build_html(PROSE, LINKED_DATA.format('{"@type": "Product", "offers": {}}')),
         ("product", "schema.org product"),
@@ -194,6 +194,10 @@ PAGES = {
     ),
     "price alone": (
         build_html(f'{PROSE}<span itemprop="price">9</span>'),
+        ("article", "text: prose"),
+    ),
+    "two readings": (  # of the page when it is serialised
+        build_html(f"{PROSE}<svg><style><p>Gate</p></style></svg><template><p>x</template>"),
         ("article", "text: prose"),
     ),
     "table": (build_html(CELLS), ("other", "text: neither prose nor links")),
@@ -289,7 +293,9 @@ def test_host_is_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("kind", [MainContent, Resiliparse, Trafilatura])
-@pytest.mark.parametrize("name", ["prose", "declarations", "numbered posts", "og article"])
+@pytest.mark.parametrize(
+    "name", ["prose", "declarations", "numbered posts", "og article", "two readings"]
+)
 def test_finding_the_kind_changes_no_text(kind: type[HTMLExtractor], name: str) -> None:
     html, expected = PAGES[name]
     page = RawPage("http://a.example/", "text/html", html.encode(), "", None)

@@ -55,9 +55,15 @@ class Content(NamedTuple):
     share: float | None
 
 
-def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
-    """Extract the article of `tree`, which was parsed from `html`."""
-    blocks = cut_tree(tree)
+def extract_main_content(
+    tree: HTMLTree, html: str, settings: MainContent, blocks: PageBlocks | None = None
+) -> Content:
+    """Extract the article of `tree`, which was parsed from `html`.
+
+    `blocks` are those of the tree, if it has been cut already.
+    """
+    if blocks is None:
+        blocks = cut_tree(tree)
     if settings.quality == "fast":
         return _keep_exactly(is_likely_text(blocks), blocks, settings)
     ask = (

@@ -9,13 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from resiliparse.parse.html import ElementNode, HTMLTree
 
 from trainrig.corpus.extract import page_kinds
 from trainrig.corpus.extract.block_scores import cut_tree
 from trainrig.corpus.extract.item_types import count_item_types
+from trainrig.corpus.extract.page_blocks import PageBlocks
 from trainrig.corpus.extract.page_kind_features import (
     MOSTLY_LINKS,
     TextFeatures,
@@ -30,17 +31,24 @@ _SPHINX_SETTINGS: Final = re.compile(r"var\s+DOCUMENTATION_OPTIONS\s*=")
 _POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?\d+", re.IGNORECASE)
 
 
-def find_page_kind(tree: HTMLTree, html: str, is_dated: bool) -> KindOfPage:
+class JudgedPage(NamedTuple):
+    """The kind of a page, and its blocks, if they were needed to find the kind."""
+
+    page_kind: KindOfPage
+    blocks: PageBlocks | None
+
+
+def find_page_kind(tree: HTMLTree, html: str, is_dated: bool) -> JudgedPage:
     """Return the kind of the page `tree`, which was parsed from `html`, with the evidence for it.
 
-    `is_dated` says whether the page declares a day of publication, as articles do. The tree may be
-    changed.
+    `is_dated` says whether the page declares a day of publication, as articles do. Cutting a page
+    into blocks may change the tree, so use the blocks of the result where there are some.
     """
     page = PageEvidence(tree, html)
-    for find in _RULES:
-        if found := find(page):
-            return found
-    return KindOfPage(*judge_text(page.text, is_dated, page.count_numbered_posts()))
+    found = next(filter(None, (find(page) for find in _RULES)), None)
+    if found is None:
+        found = KindOfPage(*judge_text(page.text, is_dated, page.count_numbered_posts()))
+    return JudgedPage(found, page.blocks)
 
 
 class PageEvidence:
@@ -50,6 +58,7 @@ class PageEvidence:
         """Read the declarations of a page."""
         self._tree = tree
         self._html = html
+        self.blocks: PageBlocks | None = None  # the blocks of the page, once they were needed
         self.types: Counter[str] = count_item_types(tree, html)
         metas = [
             (
@@ -70,7 +79,8 @@ class PageEvidence:
     @cached_property
     def text(self) -> TextFeatures:
         """The features of the text outside furniture."""
-        return measure_text(cut_tree(self._tree))
+        self.blocks = cut_tree(self._tree)
+        return measure_text(self.blocks)
 
     def contains(self, selector: str) -> bool:
         """Return whether any element matches `selector`."""
