@@ -168,7 +168,7 @@ PAGES = {
         ("listing", "text: links"),
     ),
     "article among links": (build_html(LINKS + PROSE), ("article", "text: prose")),
-    "article among many links": (build_html(LINKS * 20 + PROSE), ("listing", "text: links")),
+    "article among many links": (build_html(LINKS * 15 + PROSE), ("listing", "text: links")),
     "json-ld product": (
         build_html(PROSE, LINKED_DATA.format('{"@type": "Product", "offers": {}}')),
         ("product", "schema.org product"),

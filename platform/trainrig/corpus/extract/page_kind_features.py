@@ -28,7 +28,7 @@ class TextFeatures:
     blocks: int
     prose_blocks: int  # paragraphs of sentences with few links
     prose: float  # share in prose blocks
-    links: float  # share in links
+    links: float  # share in links, without their white space: .8 if all text is linked
     code: float  # share in code
     declarations: int  # lines such as "read(name, pwd=None)"
 
@@ -79,7 +79,7 @@ _MANY_POSTS: Final = 3
 _MANY_LINKS: Final = 0.5
 # Share of the text in links from which on paragraphs do not count. Menus of old pages are not
 # marked as navigation, so that over half of the text around an article may be links.
-MOSTLY_LINKS: Final = 0.8
+MOSTLY_LINKS: Final = 0.7
 _SOME_PROSE: Final = 0.3
 _LEAST_PROSE_BLOCKS: Final = 3
 
