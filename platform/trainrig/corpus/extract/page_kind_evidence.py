@@ -102,7 +102,7 @@ class PageEvidence:
         return next(name for name, selector in marks.items() if self.contains(selector))
 
     @property
-    def has_sphinx_settings(self) -> bool:
+    def contains_sphinx_settings(self) -> bool:
         """True if a script in the head defines the settings of Sphinx, as until version 3."""
         # finding the words is much faster than a selector is, and few pages have them
         if "DOCUMENTATION_OPTIONS" not in self._html:
@@ -139,7 +139,7 @@ def _find_discussion(page: PageEvidence) -> KindOfPage | None:
 def _find_documentation(page: PageEvidence) -> KindOfPage | None:
     if name := page.find_generator(page_kinds.DOCUMENTATION_GENERATORS):
         evidence = f"generator {name}"
-    elif page.has_sphinx_settings:
+    elif page.contains_sphinx_settings:
         evidence = "settings of sphinx"
     elif name := page.find_mark(page_kinds.DOCUMENTATION_MARKS):
         evidence = f"elements of {name}"

@@ -17,7 +17,7 @@ class KindOfPage(NamedTuple):
 
 PLAIN_TEXT: Final = KindOfPage("other", "plain text")
 
-# Types of schema.org, in lower case, that say what a whole page is.
+# Types of schema.org, in lower case, by which a page declares its kind.
 DISCUSSION_TYPES: Final = ("discussionforumposting", "qapage")
 COLLECTION_TYPES: Final = ("collectionpage", "searchresultspage")
 MANUAL_TYPES: Final = ("apireference", "techarticle")

@@ -12,8 +12,8 @@ from trainrig.corpus.extract.page_kinds import PageKind
 class FilterSettings(Settings):
     """Settings of a filter."""
 
-    # Kinds of page that the filter judges, such as "article"; pages of other kinds break none of
-    # its rules. The extractor must have `page_kind = true`. None: all pages.
+    # Kinds of page that the filter judges, such as "article"; None: all pages. The extractor must
+    # have `page_kind = true`.
     page_kinds: Annotated[tuple[PageKind, ...] | None, ADDED_LATER] = Field(
         default=None, min_length=1
     )
