@@ -137,19 +137,39 @@ PAGES = {
         build_html(PROSE, LINKED_DATA.format('[{"@type": "DiscussionForumPosting"}]')),
         ("forum", "schema.org discussionforumposting"),
     ),
+    "topic of a forum in RDFa": (
+        build_html(f'<div about="/1" typeof="sioc:Post sioct:BoardPost">{PROSE}</div>'),
+        ("forum", "schema.org boardpost"),
+    ),
     "index of a forum": (
         build_html(LINKS, GENERATOR.format("Discourse 3.2")),
         ("listing", "generator discourse"),
     ),
     "article of a forum": (
         build_html(
-            PROSE + post('class="postbody"'), LINKED_DATA.format('{"@type": "BlogPosting"}')
+            PROSE + post('component="post"'), LINKED_DATA.format('{"@type": "BlogPosting"}')
         ),
         ("article", "schema.org blogposting"),
     ),
     "numbered posts": (
         build_html("".join(post(f'id="post-{number}"') for number in range(5))),
         ("forum", "text: numbered posts"),
+    ),
+    "numbered posts beside more text": (
+        build_html(PROSE * 2 + "".join(f'<div id="post-{n}">' for n in range(5)) + PROSE),
+        ("article", "text: prose"),
+    ),
+    "one post in several elements": (
+        build_html(f'<div id="post-7"><div id="msg-7"><div id="message_7">{PROSE}'),
+        ("article", "text: prose"),
+    ),
+    "class of posts in a blog": (
+        build_html(f'<div class="postbody">{PROSE}</div>', OG.format("article")),
+        ("article", "og:type article"),
+    ),
+    "generator whose name holds another": (
+        build_html(PROSE, GENERATOR.format("Shipyard 2.1")),
+        ("article", "text: prose"),
     ),
     "entries of a blog": (
         build_html(
@@ -211,7 +231,7 @@ POSTS = {
     "invision": '<article class="cPost ipsBox">{}</article>',
     "mybb": '<div id="posts"><div class="post_body">{}</div></div>',
     "nodebb": '<div component="post">{}</div>',
-    "phpbb": '<div class="postbody">{}</div>',
+    "phpbb": '<div class="post"><dl class="postprofile"></dl><div class="postbody">{}</div></div>',
     "reddit": "<shreddit-comment>{}</shreddit-comment>",
     "smf": '<div id="forumposts"><div class="post_wrapper">{}</div></div>',
     "stack exchange": '<div class="s-prose js-post-body">{}</div>',

@@ -8,7 +8,7 @@ judged by its text. The name of the host is never looked at.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final, NamedTuple
 
 from resiliparse.parse.html import ElementNode, HTMLTree
@@ -28,7 +28,12 @@ from trainrig.corpus.extract.page_kinds import KindOfPage
 # Items of one type from which on a page is a list of them. A product stands beside related ones.
 _SEVERAL: Final = 4
 _SPHINX_SETTINGS: Final = re.compile(r"var\s+DOCUMENTATION_OPTIONS\s*=")
-_POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?\d+", re.IGNORECASE)
+_POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?(\d+)", re.IGNORECASE)
+
+
+@cache
+def _compile_word_starts(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})")
 
 
 class JudgedPage(NamedTuple):
@@ -92,8 +97,9 @@ class PageEvidence:
         return next((name for name in names if self.types[name]), "")
 
     def find_generator(self, names: tuple[str, ...]) -> str:
-        """Return the first of `names` that the page states as its generator, or ""."""
-        return next((name for name in names for said in self.generators if name in said), "")
+        """Return one of `names` with which a word of the page's generator begins, or ""."""
+        pattern = _compile_word_starts(names)
+        return next((name[0] for said in self.generators if (name := pattern.search(said))), "")
 
     def find_mark(self, marks: Mapping[str, str]) -> str:
         """Return the name of the first of `marks` of which an element is in the page, or ""."""
@@ -115,15 +121,24 @@ class PageEvidence:
         return next((name for name in names if name in self.body_classes), "")
 
     def count_numbered_posts(self) -> int:
-        """Count the elements that are numbered as posts, if they hold most of the text; else 0."""
-        lengths = {
-            (post.id or "").lower(): len(post.text or "")
-            for post in self._select(page_kinds.NUMBERED_POST)
-            if _POST_ID.fullmatch(post.id or "")
+        """Count the posts that elements are numbered as, if they hold most of the text; else 0."""
+        numbered = page_kinds.NUMBERED_POST
+        found = [
+            (post, number[1])
+            for post in self._select(numbered)
+            if (number := _POST_ID.fullmatch(post.id or ""))
+        ]
+        # Only outer elements are measured: no text counts twice, and the time is linear.
+        inner = {post.id for post in self._select(f"{numbered} {numbered}")}
+        characters = sum(
+            len(post.text or "")
+            for post, _ in found
             # an entry of a blog has a heading
-            and post.query_selector("h1, h2, h3") is None
-        }
-        return len(lengths) if 2 * sum(lengths.values()) >= self.text.characters else 0
+            if post.id not in inner and post.query_selector("h1, h2, h3") is None
+        )
+        # a post may be in several elements of its number
+        posts = {number for _, number in found}
+        return len(posts) if 2 * characters >= self.text.characters else 0
 
 
 def _find_discussion(page: PageEvidence) -> KindOfPage | None:

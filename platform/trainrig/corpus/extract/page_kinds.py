@@ -18,7 +18,7 @@ class KindOfPage(NamedTuple):
 PLAIN_TEXT: Final = KindOfPage("other", "plain text")
 
 # Types of schema.org, in lower case, by which a page declares its kind.
-DISCUSSION_TYPES: Final = ("discussionforumposting", "qapage")
+DISCUSSION_TYPES: Final = ("discussionforumposting", "qapage", "boardpost")
 COLLECTION_TYPES: Final = ("collectionpage", "searchresultspage")
 MANUAL_TYPES: Final = ("apireference", "techarticle")
 ARTICLE_TYPES: Final = (
@@ -43,7 +43,7 @@ ARTICLE_TYPES: Final = (
 PRODUCT_TYPES: Final = ("product", "productgroup", "productmodel", "individualproduct")
 LIST_TYPES: Final = ("itemlist", "offercatalog")
 
-# Words of `<meta name="generator">` that name generators of documentation.
+# Beginnings of words of `<meta name="generator">` that name generators of documentation.
 DOCUMENTATION_GENERATORS: Final = (
     "antora",
     "asciidoc",
@@ -117,7 +117,7 @@ POST_MARKS: Final = {
     "invision": "[class~='cPost' i]",
     "mybb": "#posts .post_body",
     "nodebb": "[component='post' i]",
-    "phpbb": "[class~='postbody' i], #page-body .post .content",
+    "phpbb": ".post:not(.search) .postprofile, span.postbody, #page-body .post .content",
     "reddit": ".commentarea .thing.comment, shreddit-comment, .Comment[class*=' t1_' i]",
     "smf": "#forumposts .post_wrapper, #forumposts .inner",
     "stack exchange": "[class~='js-post-body' i], #question .post-text",
@@ -146,7 +146,7 @@ CART: Final = (
     "[id*='add-to-cart' i], [id*='addtocart' i], [name='add-to-cart' i], form[action*='/cart' i]"
 )
 # Elements whose ids number them as posts, "post-12" or "msg_7", but not the entries of a blog.
-NUMBERED_POST: Final = ", ".join(
-    f"[id^='{word}' i]:not(article):not(.hentry):not(.type-post)"
-    for word in ("post", "msg", "message", "reply", "answer")
+NUMBERED_POST: Final = (
+    ":is([id^='post' i], [id^='msg' i], [id^='message' i], [id^='reply' i], [id^='answer' i])"
+    ":not(article):not(.hentry):not(.type-post)"
 )
