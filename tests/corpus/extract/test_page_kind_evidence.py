@@ -139,7 +139,7 @@ PAGES = {
     ),
     "topic of a forum in RDFa": (
         build_html(f'<div about="/1" typeof="sioc:Post sioct:BoardPost">{PROSE}</div>'),
-        ("forum", "schema.org boardpost"),
+        ("forum", "sioc boardpost"),
     ),
     "index of a forum": (
         build_html(LINKS, GENERATOR.format("Discourse 3.2")),

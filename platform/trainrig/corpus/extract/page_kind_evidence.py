@@ -144,6 +144,8 @@ class PageEvidence:
 def _find_discussion(page: PageEvidence) -> KindOfPage | None:
     if name := page.find_type(page_kinds.DISCUSSION_TYPES):
         return KindOfPage("forum", f"schema.org {name}")
+    if page.types[page_kinds.BOARD_POST]:
+        return KindOfPage("forum", f"sioc {page_kinds.BOARD_POST}")
     if page.find_type(page_kinds.ARTICLE_TYPES):
         return None  # software of forums may show articles, with comments as posts
     if name := page.find_mark(page_kinds.POST_MARKS):

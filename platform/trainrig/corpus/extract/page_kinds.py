@@ -18,7 +18,9 @@ class KindOfPage(NamedTuple):
 PLAIN_TEXT: Final = KindOfPage("other", "plain text")
 
 # Types of schema.org, in lower case, by which a page declares its kind.
-DISCUSSION_TYPES: Final = ("discussionforumposting", "qapage", "boardpost")
+DISCUSSION_TYPES: Final = ("discussionforumposting", "qapage")
+# Type of the vocabulary SIOC, in lower case, which Drupal gives topics of forums.
+BOARD_POST: Final = "boardpost"
 COLLECTION_TYPES: Final = ("collectionpage", "searchresultspage")
 MANUAL_TYPES: Final = ("apireference", "techarticle")
 ARTICLE_TYPES: Final = (
