@@ -1,4 +1,4 @@
-"""Types of schema.org and SIOC that a page declares for its main items: JSON-LD, microdata, RDFa."""
+"""Types of schema.org and SIOC that a page declares for its items: in JSON-LD, microdata, RDFa."""
 
 import json
 from collections import Counter
