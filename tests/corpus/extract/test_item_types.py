@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract.item_types import count_item_types
+from trainrig.corpus.extract.page_kind_evidence import count_item_types
 
 
 def count_types(body: str) -> Counter[str]:

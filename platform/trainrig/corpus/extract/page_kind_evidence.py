@@ -5,9 +5,10 @@ class names that content management systems give the body. Only a page that decl
 judged by its text. The name of the host is never looked at.
 """
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ from resiliparse.parse.html import ElementNode, HTMLTree
 
 from trainrig.corpus.extract import page_kinds
 from trainrig.corpus.extract.block_scores import cut_tree
-from trainrig.corpus.extract.item_types import count_item_types
+from trainrig.corpus.extract.html_page import list_linked_data
 from trainrig.corpus.extract.page_blocks import PageBlocks
 from trainrig.corpus.extract.page_kind_features import (
     MOSTLY_LINKS,
@@ -29,6 +30,61 @@ from trainrig.corpus.extract.page_kinds import KindOfPage
 _SEVERAL: Final = 4
 _SPHINX_SETTINGS: Final = re.compile(r"var\s+DOCUMENTATION_OPTIONS\s*=")
 _POST_ID: Final = re.compile(r"(?:post|msg|message|reply|answer)[-_]?(\d+)", re.IGNORECASE)
+# Properties of JSON-LD whose items are the page's own, as "@graph" lists them. An author or a
+# product inside an article is not the page.
+_INTO: Final = ("@graph", "mainEntity", "mainEntityOfPage")
+_MOST_NESTED: Final = 5  # levels of these properties
+# Items that stand alone or are the main entity of another one.
+_ITEMS: Final = "[itemtype]:not([itemprop]), [itemtype][itemprop~='mainEntity' i]"
+
+
+def count_item_types(tree: HTMLTree, html: str) -> Counter[str]:
+    """Count the main items of a page by type, in lower case and without the vocabulary's address.
+
+    Args:
+        tree: parsed page.
+        html: source of the page.
+    """
+    found: Counter[str] = Counter()
+    # finding the key is much faster than looking for scripts, and many pages have none
+    if '"@type"' in html:
+        for script in list_linked_data(html):
+            try:
+                data = json.loads(script, strict=False)
+            except (ValueError, RecursionError):
+                continue
+            found.update(_iterate_types(data, _MOST_NESTED))
+    document = tree.document
+    if document is None:
+        return found
+    for item in document.query_selector_all(_ITEMS).values():
+        found.update(_split_types(item.getattr("itemtype") or ""))
+    for item in document.query_selector_all("[typeof]:not([property])").values():
+        found.update(_split_types(item.getattr("typeof") or ""))
+    return found
+
+
+def _iterate_types(data: object, levels: int) -> Iterator[str]:
+    if not levels:
+        return
+    if isinstance(data, list):
+        for item in data:
+            yield from _iterate_types(item, levels)
+    elif isinstance(data, dict):
+        stated = data.get("@type")
+        for name in stated if isinstance(stated, list) else [stated]:
+            if isinstance(name, str):
+                yield from _split_types(name)
+        for key in _INTO:
+            yield from _iterate_types(data.get(key), levels - 1)
+
+
+def _split_types(stated: str) -> set[str]:
+    """Return the types of one item: "http://schema.org/Article" and "schema:Article" are one."""
+    return {
+        name.rstrip("/#").replace("#", "/").replace(":", "/").rpartition("/")[2].lower()
+        for name in stated.split()
+    }
 
 
 @cache
