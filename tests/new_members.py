@@ -98,11 +98,11 @@ def vowel_shares(texts):
 
 from typing import Literal
 
-from trainrig.config import Settings
+from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.limits import Limit
 
 
-class Vowels(Settings):
+class Vowels(FilterSettings):
     """Drops texts with few vowels."""
 
     kind: Literal["Vowels"] = "Vowels"
@@ -378,7 +378,10 @@ NAMES = {
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),
     "corpus/filters/filters.py": (
-        ("limits import Among, Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
+        (
+            "limits import PAGE_KIND, Among, Columns\n",
+            "from trainrig.corpus.filters.vowels import Vowels\n",
+        ),
         ("_Rule = (\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (

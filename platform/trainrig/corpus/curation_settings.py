@@ -11,7 +11,7 @@ from trainrig.config.field_marks import ADDED_LATER
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
-from trainrig.corpus.extract import Extractor, MainContent, reads_permissions
+from trainrig.corpus.extract import Extractor, MainContent, finds_page_kind, reads_permissions
 from trainrig.corpus.filters.filters import (
     TEXT_COLUMNS,
     Filters,
@@ -27,6 +27,7 @@ from trainrig.corpus.filters.filters import (
 )
 from trainrig.corpus.filters.permission_rules import PERMISSION_COLUMNS
 from trainrig.corpus.filters.published_rules import load_datatrove
+from trainrig.corpus.limits import PAGE_KIND
 from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
@@ -57,6 +58,8 @@ def _suggest_measure(column: str) -> str:
         return "; name lists of domains and words in [urls]"
     if column in PERMISSION_COLUMNS:
         return "; set permissions = true in its extractor"
+    if column == PAGE_KIND:
+        return "; set page_kind = true in its extractor"
     if column == BadWords.model_fields["column"].default:
         return '; add [[scorers]] with kind = "BadWords" and the path of a word list'
     return "".join(
@@ -121,15 +124,22 @@ class CurationSource(config.Settings):
         """True if the extractor also reads what pages allow."""
         return reads_permissions(self.extractor)
 
+    @property
+    def finds_page_kind(self) -> bool:
+        """True if the extractor also finds the kind of each page."""
+        return finds_page_kind(self.extractor)
+
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
         there = {*measured, *(name for rewrite in self.rewrites for name in rewrite.columns)}
         if self.reads_permissions:
             there |= PERMISSION_COLUMNS
+        if self.finds_page_kind:
+            there.add(PAGE_KIND)
         for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
-                    f"{rule} bounds '{column}', but source '{self.name}' does not measure "
+                    f"{rule} '{column}', but source '{self.name}' does not measure "
                     f"it{_suggest_measure(column) or config.suggest_choice(column, sorted(there))}"
                 )
         if bounded := find_bounded_text(self.filters):

@@ -6,7 +6,7 @@ equal scores on every machine.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 LANGUAGE = "language"  # the column that `languages` refers to
 LANGUAGE_SCORE = "language_score"
+PAGE_KIND = "page_kind"  # the column that `page_kinds` refers to
 
 Columns = Mapping[str, NDArray[Any]]
+
+
+def mark_kinds(columns: Columns, page_kinds: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Mark the documents from pages of these kinds."""
+    return np.isin(columns[PAGE_KIND], page_kinds)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Limit:
     most: float | None = None
     languages: tuple[str, ...] | None = None  # languages that the bound applies to; None: all
     except_languages: tuple[str, ...] = ()  # languages that it does not apply to
+    page_kinds: tuple[str, ...] | None = None  # kinds of page that it applies to; None: all
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Mark the documents that break the bound; NaN breaks no bound."""
@@ -41,6 +48,8 @@ class Limit:
             broken &= np.isin(columns[LANGUAGE], self.languages)
         if self.except_languages:
             broken &= ~np.isin(columns[LANGUAGE], self.except_languages)
+        if self.page_kinds is not None:
+            broken &= mark_kinds(columns, self.page_kinds)
         return broken
 
 
@@ -51,10 +60,14 @@ class Among:
     rule: str
     signal: str
     values: tuple[str, ...]
+    page_kinds: tuple[str, ...] | None = None  # kinds of page that it applies to; None: all
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Mark the documents that break the bound."""
-        return ~np.isin(columns[self.signal], self.values)
+        broken = ~np.isin(columns[self.signal], self.values)
+        if self.page_kinds is not None:
+            broken &= mark_kinds(columns, self.page_kinds)
+        return broken
 
 
 ALL_LANGUAGES = ""  # key of the threshold for all languages without their own
@@ -75,6 +88,8 @@ class PercentileThreshold:
     by_language: bool = False  # True if the share is of each language, as in CCNet
     # threshold by language; ALL: for languages without their own
     thresholds: Mapping[str, float] | None = None
+    # Kinds of page that the bound applies to, of which it keeps the share; None: all
+    page_kinds: tuple[str, ...] | None = None
 
     def resolve(self, columns: Columns) -> dict[str, float]:
         """Return the threshold by language; documents of equal value are kept or dropped together.
@@ -82,6 +97,8 @@ class PercentileThreshold:
         The result is empty if no document has a value.
         """
         values = columns[self.signal].astype(np.float64)
+        if self.page_kinds is not None:
+            values = np.where(mark_kinds(columns, self.page_kinds), values, np.nan)
         if not self.by_language:
             return _find_threshold(values, self.share, self.highest, ALL_LANGUAGES)
         thresholds: dict[str, float] = {}
@@ -92,9 +109,7 @@ class PercentileThreshold:
 
     def bind(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
         """Return a copy of this bound with its thresholds."""
-        return PercentileThreshold(
-            self.rule, self.signal, self.share, self.highest, self.by_language, thresholds
-        )
+        return replace(self, thresholds=thresholds)
 
     def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Mark the documents beyond the threshold; NaN breaks no bound.
@@ -110,6 +125,8 @@ class PercentileThreshold:
             own = [self.thresholds.get(str(language), np.nan) for language in languages]
             edge = np.array([*own, np.nan])[which] if len(values) else edge
         beyond = values < edge if self.highest else values > edge
+        if self.page_kinds is not None:
+            beyond &= mark_kinds(columns, self.page_kinds)
         return np.asarray(beyond, bool)
 
 

@@ -34,6 +34,8 @@ PERMISSIONS = pa.schema(
         ("tdm_policy", pa.string()),
     ]
 )
+# The kind of a page, and what tells it; null in sources that do not find it.
+PAGE_KIND = pa.schema([("page_kind", pa.string()), ("page_kind_evidence", pa.string())])
 VERDICT = pa.schema(
     [
         ("bucket", pa.string()),  # "head", "middle" or "tail", if `buckets` is set
@@ -63,8 +65,10 @@ def build_pool_schema(run: Curation) -> pa.Schema:
     ]
     reads_permissions = any(source.reads_permissions for source in run.sources)
     permissions = list(PERMISSIONS) if reads_permissions else []
+    finds_page_kind = any(source.finds_page_kind for source in run.sources)
+    page_kinds = list(PAGE_KIND) if finds_page_kind else []
     urls = [pa.field(name, pa.int64()) for name in URL_COLUMNS if name in run.measured]
-    return pa.schema([*DOCUMENT, *permissions, *signals, *urls, *rewrites, *scores])
+    return pa.schema([*DOCUMENT, *permissions, *page_kinds, *signals, *urls, *rewrites, *scores])
 
 
 def list_integer_columns(run: Curation) -> frozenset[str]:

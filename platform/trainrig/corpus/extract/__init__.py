@@ -16,6 +16,7 @@ from trainrig.corpus.extract.extractors import (
     PlainText,
     Resiliparse,
     Trafilatura,
+    finds_page_kind,
     reads_permissions,
 )
 
@@ -32,5 +33,6 @@ __all__ = [
     "Resiliparse",
     "Trafilatura",
     "extract",
+    "finds_page_kind",
     "reads_permissions",
 ]

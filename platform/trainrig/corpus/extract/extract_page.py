@@ -4,7 +4,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, detect_mime, map_encoding_to_html5
@@ -29,9 +29,14 @@ from trainrig.corpus.extract.html_page import (
     parse_html,
     tidy,
 )
-from trainrig.corpus.extract.page_permissions import PagePermissions, find_permissions
+from trainrig.corpus.extract.page_kinds import PLAIN_TEXT
+from trainrig.corpus.extract.page_permissions import find_permissions
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.text_files import guess_encoding
+
+if TYPE_CHECKING:  # these load numba
+    from trainrig.corpus.extract.page_blocks import PageBlocks
+    from trainrig.corpus.extract.page_kind_evidence import JudgedPage
 
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -153,9 +158,13 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     content_type = page.content_type or detect_mime(page.body)
     if content_type in TEXT_TYPES:
         plain = _extract_plain(page)
-        if extractor.permissions and isinstance(plain, Extracted):
-            return replace(plain, permissions=find_permissions(None, "", page.headers))
-        return plain
+        if isinstance(plain, NotExtracted):
+            return plain
+        return replace(
+            plain,
+            permissions=find_permissions(None, "", page.headers) if extractor.permissions else None,
+            page_kind=PLAIN_TEXT if extractor.page_kind else None,
+        )
     if content_type not in HTML_TYPES:
         return NotExtracted("not_text")
     html = decode(page)
@@ -168,11 +177,26 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
         return tree
     # before the text, because its extraction changes the tree
     permissions = find_permissions(tree, html, page.headers) if extractor.permissions else None
-    text, share = _extract_text(tree, html, extractor)
-    title = find_title(tree)
-    return _build_result(
-        text, title, find_language(tree), find_date(tree, html), share, permissions
+    judged = _find_page_kind(tree, html, extractor) if extractor.page_kind else None
+    text, share = _extract_text(tree, html, extractor, judged and judged.blocks)
+    result = _build_result(
+        text, find_title(tree), find_language(tree), find_date(tree, html), share
     )
+    if isinstance(result, NotExtracted):
+        return result
+    return replace(result, permissions=permissions, page_kind=judged and judged.page_kind)
+
+
+def _find_page_kind(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> "JudgedPage":
+    # Imported here because it loads numba, which other extractors than MainContent do not need.
+    from trainrig.corpus.extract.page_kind_evidence import find_page_kind
+
+    is_dated = bool(find_date(tree, html))
+    # Finding the kind may change the tree, and the text must not depend on that. MainContent uses
+    # the same blocks.
+    if not isinstance(extractor, MainContent):
+        tree = HTMLTree.parse(html)
+    return find_page_kind(tree, html, is_dated)
 
 
 def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
@@ -186,21 +210,25 @@ def _build_result(
     language: str = "",
     date: str = "",
     share: float | None = None,
-    permissions: PagePermissions | None = None,
 ) -> Extracted | NotExtracted:
     text = tidy(raw)
     if not text:
         return NotExtracted("empty")
-    return Extracted(text, title, language, date, share, permissions)
+    return Extracted(text, title, language, date, share)
 
 
-def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:
-    """Return the text, and its share of the page's main content where that is known."""
+def _extract_text(
+    tree: HTMLTree, html: str, extractor: HTMLExtractor, blocks: "PageBlocks | None"
+) -> tuple[str, float | None]:
+    """Return the text, and its share of the page's main content where that is known.
+
+    `blocks` are those of the page, if it has been cut already.
+    """
     if isinstance(extractor, MainContent):
         # Imported here because it loads numba, which the other extractors do not need.
         from trainrig.corpus.extract.main_content import extract_main_content
 
-        content = extract_main_content(tree, html, extractor)
+        content = extract_main_content(tree, html, extractor, blocks)
         if len(content.text) < _LITTLE_TEXT:
             in_json = find_article_in_json(html)
             if len(in_json) > 2 * len(content.text):

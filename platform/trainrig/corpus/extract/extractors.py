@@ -12,6 +12,7 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.config.field_marks import ADDED_LATER
+from trainrig.corpus.extract.page_kinds import KindOfPage
 from trainrig.corpus.extract.page_permissions import PagePermissions
 
 Quality = Literal["fast", "balanced", "precise"]
@@ -50,6 +51,9 @@ class HTMLExtractor(Settings):
     # The columns of documents then include `license` and those that the filters `License` and
     # `OptOut` bound.
     permissions: Annotated[bool, ADDED_LATER] = False
+    # Whether to find the kind of page: article, documentation, forum, listing, product or other.
+    # The columns of documents then include `page_kind`, by which filters can be restricted.
+    page_kind: Annotated[bool, ADDED_LATER] = False
 
 
 class Resiliparse(HTMLExtractor):
@@ -101,6 +105,11 @@ def reads_permissions(extractor: HTMLExtractor | PlainText) -> bool:
     return isinstance(extractor, HTMLExtractor) and extractor.permissions
 
 
+def finds_page_kind(extractor: HTMLExtractor | PlainText) -> bool:
+    """Return whether `extractor` also finds the kind of each page."""
+    return isinstance(extractor, HTMLExtractor) and extractor.page_kind
+
+
 @dataclass(frozen=True)
 class Extracted:
     """The extracted text and metadata of a page."""
@@ -113,6 +122,7 @@ class Extracted:
     # does not measure it.
     share: float | None = None
     permissions: PagePermissions | None = None  # permissions that the page states, if read
+    page_kind: KindOfPage | None = None  # kind of the page, if found
 
 
 @dataclass(frozen=True)

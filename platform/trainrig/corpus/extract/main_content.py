@@ -55,9 +55,15 @@ class Content(NamedTuple):
     share: float | None
 
 
-def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
-    """Extract the article of `tree`, which was parsed from `html`."""
-    blocks = cut_tree(tree)
+def extract_main_content(
+    tree: HTMLTree, html: str, settings: MainContent, blocks: PageBlocks | None = None
+) -> Content:
+    """Extract the article of `tree`, which was parsed from `html`.
+
+    `blocks` are those of the tree, if it has been cut already.
+    """
+    if blocks is None:
+        blocks = cut_tree(tree)
     if settings.quality == "fast":
         return _keep_exactly(is_likely_text(blocks), blocks, settings)
     ask = (
@@ -348,7 +354,7 @@ def is_gutted(judged: ScoredBlocks) -> bool:
         return False
     outside = judged.blocks.outside_furniture
     dropped = int(judged.characters[outside & ~judged.kept].sum())
-    declares = np.array([_declares(line) for line in judged.lines], np.bool_)
+    declares = np.array([is_declaration(line) for line in judged.lines], np.bool_)
     declares &= outside & (judged.blocks.numbers[:, page_blocks.KIND] != CODE)
     count = int(declares.sum())
     if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * int(outside.sum())):
@@ -363,7 +369,7 @@ def _keeps_too_few(kept: NDArray[np.bool_]) -> bool:
     return int(kept.sum()) < _ENOUGH_KEPT * len(kept)
 
 
-def _declares(line: str) -> bool:
+def is_declaration(line: str) -> bool:
     """Return whether `line` is a declaration `name(…)`, with the usual words before and after."""
     end = line.rfind(")")
     if end < 0 or not _BEHIND.match(line, end + 1):

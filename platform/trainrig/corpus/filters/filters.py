@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, field_validator
 
-from trainrig.config import Settings, suggest_choice
+from trainrig.config import suggest_choice
+from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
+from trainrig.corpus.filters.page_kind_rules import PageKind
 from trainrig.corpus.filters.permission_rules import License, OptOut
 from trainrig.corpus.filters.published_rules import (
     C4,
@@ -32,7 +34,8 @@ from trainrig.corpus.filters.published_rules import (
     RefinedWeb,
     Url,
 )
-from trainrig.corpus.limits import Among, Columns
+from trainrig.corpus.filters.rule_verdicts import list_rules
+from trainrig.corpus.limits import PAGE_KIND, Among, Columns
 from trainrig.corpus.models.language_id import list_language_codes
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "Length",
     "License",
     "OptOut",
+    "PageKind",
     "Preset",
     "PresetFilter",
     "RefinedWeb",
@@ -88,7 +92,7 @@ PresetFilter = (
 )
 
 
-class Preset(Settings):
+class Preset(FilterSettings):
     """A set of filters under one name; `trainrig check` prints the filters."""
 
     kind: Literal["Preset"] = "Preset"
@@ -151,6 +155,7 @@ _Rule = (
     | Url
     | License
     | OptOut
+    | PageKind
 )
 Filter = Annotated[_Rule, Field(discriminator="kind")]
 _WrittenFilter = Annotated[_Rule | Preset, Field(discriminator="kind")]
@@ -159,7 +164,14 @@ _WrittenFilter = Annotated[_Rule | Preset, Field(discriminator="kind")]
 def _expand_presets(written: tuple[_WrittenFilter, ...]) -> tuple[Filter, ...]:
     filters: list[Filter] = []
     for entry in written:
-        filters.extend(entry.build_filters() if isinstance(entry, Preset) else (entry,))
+        if not isinstance(entry, Preset):
+            filters.append(entry)
+            continue
+        built = entry.build_filters()
+        if entry.page_kinds is not None:
+            restricted = {"page_kinds": entry.page_kinds}
+            built = tuple(filter_.model_copy(update=restricted) for filter_ in built)
+        filters.extend(built)
     return tuple(filters)
 
 
@@ -172,11 +184,7 @@ else:
 
 def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
     """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
-    return {
-        f"{filter_.kind}.{limit.rule}": limit.mark_broken(columns)
-        for filter_ in filters
-        for limit in filter_.iterate_limits()
-    }
+    return {rule.name: rule.limit.mark_broken(columns) for rule in list_rules(filters)}
 
 
 def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
@@ -189,26 +197,26 @@ def find_first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[
 
 
 def list_read_columns(filters: Iterable[Filter]) -> dict[str, str]:
-    """Return the columns that the rules read, each with the first rule that reads it."""
+    """Return the columns that rules read, each with its first reader: "Score.x_low bounds"."""
     read: dict[str, str] = {}
-    for filter_ in filters:
-        for limit in filter_.iterate_limits():
-            read.setdefault(limit.signal, f"{filter_.kind}.{limit.rule}")
+    for rule in list_rules(filters):
+        read.setdefault(rule.limit.signal, f"{rule.name} bounds")
+        if rule.limit.page_kinds is not None:
+            read.setdefault(PAGE_KIND, f"{rule.name} is restricted by")
     return read
 
 
 # Columns of text that rules read, with the kind of the filter that reads them.
-TEXT_COLUMNS = {"language": "Language", "license": "License"}
+TEXT_COLUMNS = {"language": "Language", "license": "License", PAGE_KIND: "PageKind"}
 
 
 def find_bounded_text(filters: Iterable[Filter]) -> tuple[str, str] | None:
     """Return the first rule that bounds a column of text by a number, and the column."""
     return next(
         (
-            (f"{filter_.kind}.{limit.rule}", limit.signal)
-            for filter_ in filters
-            for limit in filter_.iterate_limits()
-            if limit.signal in TEXT_COLUMNS and not isinstance(limit, Among)
+            (rule.name, rule.limit.signal)
+            for rule in list_rules(filters)
+            if rule.limit.signal in TEXT_COLUMNS and not isinstance(rule.limit, Among)
         ),
         None,
     )

@@ -5,12 +5,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings, suggest_choice
+from trainrig.config import suggest_choice
+from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit, PercentileThreshold
 from trainrig.corpus.models.language_id import list_language_codes
 
 
-class Length(Settings):
+class Length(FilterSettings):
     """Keeps texts of `min_characters` to `max_characters`.
 
     The default minimum, two short sentences, is trainrig's choice. There is no default maximum.
@@ -37,7 +38,7 @@ class Length(Settings):
             yield Limit("too_long", "characters", most=self.max_characters)
 
 
-class Language(Settings):
+class Language(FilterSettings):
     """Keeps texts that the model identifies as one of the `allowed` languages, with a high score.
 
     The default score of 0.65 is FineWeb's (Penedo et al. 2024, arXiv:2406.17557) and suits English.
@@ -79,7 +80,7 @@ class Language(Settings):
             yield Limit(f"unsure_{code}", LANGUAGE_SCORE, score, languages=(code,))
 
 
-class Symbols(Settings):
+class Symbols(FilterSettings):
     """Drops texts with too much punctuation and too many symbols, per character or per word."""
 
     kind: Literal["Symbols"] = "Symbols"
@@ -95,7 +96,7 @@ class Symbols(Settings):
             yield Limit("per_word", "symbols_per_word", most=self.max_symbols_per_word)
 
 
-class RepeatedLines(Settings):
+class RepeatedLines(FilterSettings):
     """Drops texts in which one line is repeated too many times in a row."""
 
     kind: Literal["RepeatedLines"] = "RepeatedLines"
@@ -106,7 +107,7 @@ class RepeatedLines(Settings):
         yield Limit("in_a_row", "longest_run_of_equal_lines", most=self.max_in_a_row)
 
 
-class Score(Settings):
+class Score(FilterSettings):
     """Bounds any column: by value, or by the share of the source's documents to keep.
 
     DCLM keeps the tenth with the highest score of its classifier (Li et al. 2024,

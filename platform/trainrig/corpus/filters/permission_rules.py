@@ -8,15 +8,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.corpus.extract.page_permissions import Terms
+from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.limits import Among, Limit
 
 # Columns that the filters of this module bound.
 PERMISSION_COLUMNS = frozenset({"license", "noai", "noimageai", "noarchive", "tdm_reservation"})
 
 
-class License(Settings):
+class License(FilterSettings):
     """Keeps pages that state one of the `allowed` licences as their own, by `rel="license"`.
 
     A licence that a page merely mentions does not count. The default is the licences of Creative
@@ -35,7 +35,7 @@ class License(Settings):
         yield Among("not_allowed", "license", self.allowed)
 
 
-class OptOut(Settings):
+class OptOut(FilterSettings):
     """Drops pages that state one of these `refusals`, in a `<meta>` element or a header.
 
     "noai" is of `robots` and `X-Robots-Tag`, "tdm_reservation" of the W3C's TDM Reservation

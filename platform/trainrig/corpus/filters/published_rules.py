@@ -40,7 +40,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings
+from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.corpus.signals.word_signals import LANGUAGES
@@ -56,7 +56,7 @@ def load_datatrove() -> ModuleType:
     return load_extra("datatrove_signals.datatrove_columns", 'words = "datatrove"')
 
 
-class CountsWords(Settings):
+class CountsWords(FilterSettings):
     """A filter that supports both ways to count words."""
 
     # How words are counted: "spaces" splits at white space; "datatrove" follows datatrove and needs
@@ -243,7 +243,7 @@ class FineWeb(CountsWords):
         return f"fineweb_{own}" if self.words == "datatrove" else own
 
 
-class RefinedWeb(Settings):
+class RefinedWeb(FilterSettings):
     """Drops pages that lost too many words to line rules. Needs the rewrite `RefinedWebLines`."""
 
     kind: Literal["RefinedWeb"] = "RefinedWeb"
@@ -256,7 +256,7 @@ class RefinedWeb(Settings):
         yield Limit("removed_words", "refinedweb_removed_per_10000", most=most)
 
 
-class Url(Settings):
+class Url(FilterSettings):
     """Drops pages by their URL alone. Needs blocklists (`corpus.urls.blocklist`).
 
     Without a list, its rule drops nothing. Known difference: the paper weights the words of the

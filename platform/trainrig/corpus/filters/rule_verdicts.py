@@ -5,13 +5,21 @@ a rule was the first to drop and what it would drop alone.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit, PercentileThreshold
+from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.limits import (
+    LANGUAGE,
+    PAGE_KIND,
+    Among,
+    Columns,
+    Limit,
+    PercentileThreshold,
+)
 
 BYTES = "bytes"  # column with the UTF-8 bytes of a document's text
 NO_LANGUAGE = "none"
@@ -39,19 +47,33 @@ class HasLimits(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit under its full name, such as "GopherQuality.word_count"."""
+    """One limit under its full name, such as "GopherQuality.word_count".
+
+    The name of a rule for some kinds of page lists them: "GopherQuality.word_count[article,forum]".
+    """
 
     name: str
     limit: Bound
 
+    @property
+    def columns(self) -> set[str]:
+        """The columns that decide whether the limit is broken, but for the language."""
+        return {self.limit.signal} | (set() if self.limit.page_kinds is None else {PAGE_KIND})
+
 
 def list_rules(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
     """List all rules in order; a document is dropped by the first that it breaks."""
-    return tuple(
-        Rule(f"{filter_.kind}.{limit.rule}", limit)
-        for filter_ in filters
-        for limit in filter_.iterate_limits()
-    )
+    rules: list[Rule] = []
+    for filter_ in filters:
+        page_kinds = filter_.page_kinds if isinstance(filter_, FilterSettings) else None
+        for limit in filter_.iterate_limits():
+            name = f"{filter_.kind}.{limit.rule}"
+            if page_kinds is None:
+                rules.append(Rule(name, limit))
+            else:
+                limited = replace(limit, page_kinds=page_kinds)
+                rules.append(Rule(f"{name}[{','.join(page_kinds)}]", limited))
+    return tuple(rules)
 
 
 Thresholds = Mapping[str, Mapping[str, float]]
@@ -75,8 +97,7 @@ def bind_rules(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...
 
 def list_columns(rules: Sequence[Rule]) -> list[str]:
     """Return the columns that rules and tallies read, sorted."""
-    signals = {rule.limit.signal for rule in rules}
-    return sorted(signals | {LANGUAGE, BYTES})
+    return sorted({LANGUAGE, BYTES}.union(*(rule.columns for rule in rules)))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Judge(TableOperator):
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the documents in `rows` that break no rule, or all with their verdicts."""
         rules = self._rules
-        names = {rule.limit.signal for rule in rules}
+        names: set[str] = set().union(*(rule.columns for rule in rules))
         if any(
             isinstance(rule.limit, Limit) and (rule.limit.languages or rule.limit.except_languages)
             for rule in rules

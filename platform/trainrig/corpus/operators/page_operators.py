@@ -16,13 +16,15 @@ from trainrig.corpus.extract import (
     Extractor,
     MainContent,
     NotExtracted,
+    finds_page_kind,
     reads_permissions,
 )
 from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.extract.page_kinds import KindOfPage
 from trainrig.corpus.extract.page_permissions import ROBOTS_REFUSALS, PagePermissions
 from trainrig.corpus.operators.page_tables import PAGE_ALONE, list_pages
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.row_schema import DOCUMENT, PERMISSIONS
+from trainrig.corpus.row_schema import DOCUMENT, PAGE_KIND, PERMISSIONS
 from trainrig.corpus.url_blocklist import URL_COLUMNS, UrlLists, UrlSignals
 
 ExtractTexts = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
@@ -46,11 +48,12 @@ def extract_documents(
     extract: ExtractTexts,
     *,
     with_permissions: bool,
+    with_page_kinds: bool,
 ) -> ExtractedPages:
     """Extract `pages`, which come from `sources`, one for each page.
 
-    `with_permissions` says whether `extract` reads permissions. Then the result has their columns,
-    even without documents.
+    `with_permissions` and `with_page_kinds` say whether `extract` reads permissions and finds kinds
+    of pages. Then the result has their columns, even without documents.
     """
     taken: list[int] = []
     failed: dict[int, NotExtracted] = {}
@@ -58,6 +61,7 @@ def extract_documents(
         name: [] for name in ("id", "url", "text", "source", "date", "metadata", "extracted_share")
     }
     permissions: list[PagePermissions] = []
+    page_kinds: list[KindOfPage] = []
     outcomes = zip(sources, pages, extract(pages), strict=True)
     for index, (source, page, outcome) in enumerate(outcomes):
         if isinstance(outcome, NotExtracted):
@@ -73,9 +77,13 @@ def extract_documents(
         columns["extracted_share"].append(outcome.share)
         if outcome.permissions is not None:
             permissions.append(outcome.permissions)
+        if outcome.page_kind is not None:
+            page_kinds.append(outcome.page_kind)
     arrays = {name: pa.array(values, DOCUMENT.field(name).type) for name, values in columns.items()}
     if with_permissions:
         arrays |= build_permission_columns(permissions)
+    if with_page_kinds:
+        arrays |= build_page_kind_columns(page_kinds)
     return ExtractedPages(arrays, taken, failed)
 
 
@@ -98,6 +106,15 @@ def build_permission_columns(permissions: Sequence[PagePermissions]) -> dict[str
     return {field.name: pa.array(values[field.name], field.type) for field in PERMISSIONS}
 
 
+def build_page_kind_columns(page_kinds: Sequence[KindOfPage]) -> dict[str, pa.Array]:
+    """Return the columns of PAGE_KIND, with a row for each of `page_kinds`."""
+    values = {
+        "page_kind": [found.kind for found in page_kinds],
+        "page_kind_evidence": [found.evidence for found in page_kinds],
+    }
+    return {field.name: pa.array(values[field.name], field.type) for field in PAGE_KIND}
+
+
 def _format_metadata(page: RawPage, extracted: Extracted) -> str:
     """Return the metadata of the page and its file, without the text, as a JSON object."""
     said = {
@@ -116,7 +133,8 @@ class Extract(TableOperator):
 
     Adds `id`, `text`, `metadata` and `extracted_share`, and removes the columns of the page alone,
     such as `body`. Pages that give no text are dropped, and so are records that could not be read.
-    `permissions = true` in the extractor adds the columns of what pages allow. A child process of
+    `permissions = true` in the extractor adds the columns of what pages allow, and
+    `page_kind = true` those of the kind of page. A child process of
     each worker extracts the pages, so a page that kills it costs only itself.
     """
 
@@ -134,6 +152,7 @@ class Extract(TableOperator):
             [page for _, page in pages],
             _start_guard(self.extractor).extract,
             with_permissions=reads_permissions(self.extractor),
+            with_page_kinds=finds_page_kind(self.extractor),
         )
         there = [name for name in rows.column_names if name not in PAGE_ALONE]
         taken = pa.array([pages[index][0] for index in found.taken], pa.int64())

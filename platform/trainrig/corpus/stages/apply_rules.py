@@ -57,7 +57,7 @@ def find_thresholds(
     for index, source in enumerate(run.sources):
         rules = rule_verdicts.select_unbound(list_source_rules(run, source))
         if rules:
-            names = sorted({LANGUAGE, *(rule.limit.signal for rule in rules)})
+            names = sorted({LANGUAGE}.union(*(rule.columns for rule in rules)))
             chunks = (
                 chunk
                 for split in splits

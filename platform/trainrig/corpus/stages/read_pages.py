@@ -107,7 +107,11 @@ def measure_pages(
     """Measure `pages`, given as (number, page), and return their rows in the same order."""
     together = [page for _, page in pages]
     found = extract_documents(
-        [source.name] * len(pages), together, extract, with_permissions=source.reads_permissions
+        [source.name] * len(pages),
+        together,
+        extract,
+        with_permissions=source.reads_permissions,
+        with_page_kinds=source.finds_page_kind,
     )
     quarantined = {
         pages[index][0]: {"where": mask_url(together[index].url, run.pii), "reason": why.reason}
