@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.attribution.corpus_index import CorpusIndex, Occurrence
 from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.model_source import IMPORTED, is_hub_folder
 from trainrig.runs.step_trace import RUN_FILE, TracedRun, find_shards, open_traced
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.permutation import Integers
@@ -24,6 +25,7 @@ from trainrig.tokens.rows.packing import Concatenate
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import read_parents
 from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -121,16 +123,33 @@ def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
         seen.add(resolved)
         folder = resolved.rsplit("/", 3)[0]  # RUN/checkpoints/STEP/ATTEMPT
         file = storage.join(folder, RUN_FILE)
-        if not storage.exists(file):
-            return
-        yield folder, int(checkpoint.read_entries(resolved)["step"])
-        parent = tomllib.loads(storage.read(file).decode()).get("checkpoint")
+        parent: Any
+        if storage.exists(file):
+            yield folder, int(checkpoint.read_entries(resolved)["step"])
+            parent = tomllib.loads(storage.read(file).decode()).get("checkpoint")
+            if isinstance(parent, str) and is_hub_folder(parent):
+                parent = f"{folder}{IMPORTED}"
+        else:
+            parent = _read_newest_parent(folder)
         if not isinstance(parent, str):
             return
         try:
             resolved = storage.make_absolute(checkpoint.resolve(_find_parent(folder, parent)))
         except (ConfigError, DataError):  # the parent was deleted or is elsewhere
             return
+
+
+def _read_newest_parent(folder: str) -> str | None:
+    """Return the newest of the checkpoints that a model without a run was made from, or None.
+
+    Its steps include those of older ones: averaged checkpoints are of one run, and the run of a
+    merged adapter began with the other parent.
+    """
+    try:
+        record = read_parents(folder)
+    except DataError:
+        return None
+    return record.parents[-1].path if record else None
 
 
 def _find_parent(folder: str, parent: str) -> str:

@@ -4,6 +4,9 @@ A manifest records the inputs of its stage as fingerprints of their contents, no
 folder is an input if its content has the fingerprint, wherever it lies. Folders are looked for at
 the paths in run files, and beside the folders that were found. An input that is in none of them,
 such as web archives, ends its branch and is listed with its fingerprint.
+
+An averaged, merged or imported model has no run. The tree continues with the parents that the model
+records (train/checkpoint/model_parents.py).
 """
 
 import json
@@ -18,6 +21,8 @@ from trainrig.corpus.documents import KEPT, read_columns
 from trainrig.errors import DataError, InputError
 from trainrig.manifest import Claim, Manifest
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import ModelParents, read_parents
+from trainrig.train.run.run_folder import RunFolder
 
 RUN_FILE = "run.toml"
 CHECKPOINTS = "checkpoints"
@@ -98,6 +103,7 @@ class _Catalogue:
     def __init__(self, places: Iterable[str]) -> None:
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
+        self._runs: list[str] = []  # folders with checkpoints, of which the newest were added
         self._seen: set[str] = set()
         self._licences: dict[str, dict[str, int]] = {}  # counts by fingerprint
         self._verified: set[str] = set()  # folders and checkpoints
@@ -123,6 +129,7 @@ class _Catalogue:
             if made is not None:
                 self._manifests.setdefault(made.content, folder)
             if steps:
+                self._runs.append(folder)
                 self._add_checkpoint(folder)
 
     def _add_checkpoint(self, run_folder: str) -> None:
@@ -147,6 +154,20 @@ class _Catalogue:
                 self.add(_find_parent(folder))
                 if path.rstrip("/") != folder:
                     self._add_checkpoint(path.rstrip("/"))
+
+    def add_parents(self, record: ModelParents) -> None:
+        """Add the checkpoints that a model was made from, and the folders beside their runs.
+
+        If a run was moved, all checkpoints of the runs that were found are added instead.
+        """
+        for parent in record.parents:
+            if storage.find_first(parent.path):
+                self.add(_find_parent(find_run_folder(parent.path)))
+                self._add_checkpoint(parent.path)
+        while self._runs and any(p.content not in self._checkpoints for p in record.parents):
+            run = RunFolder(self._runs.pop(0))
+            for path, _, _ in checkpoint.list_committed(run, run.checkpoints):
+                self._add_checkpoint(path)
 
     def count_licences(self, folder: str, made: Manifest) -> dict[str, int]:
         """Return what `count_licences` does; a folder that is an input twice is read once."""
@@ -186,10 +207,38 @@ def _describe_checkpoint(
         claim = manifest.read_claim(folder)
     except DataError:
         claim = None
-    if claim is None:  # an imported or merged model, which no run made
-        return LineageNode(role, key, resolved, verified=verify)
+    if claim is None:
+        return _describe_model(role, key, resolved, catalogue, verify, above)
     made = manifest.find_manifest(folder)
     return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
+
+
+def _describe_model(
+    role: str,
+    key: str,
+    resolved: str,
+    catalogue: _Catalogue,
+    verify: bool,
+    above: frozenset[str],
+) -> LineageNode:
+    """Describe a model that no run made, with the checkpoints that it was made from."""
+    record = read_parents(find_run_folder(resolved))
+    if record is None:
+        return LineageNode(role, key, resolved, verified=verify)
+    catalogue.add_parents(record)
+    return LineageNode(
+        role=role,
+        fingerprint=key,
+        folder=resolved,
+        stage=record.verb,
+        trainrig=record.trainrig,
+        verified=verify,
+        versions={"trainrig": record.trainrig},
+        inputs=tuple(
+            _describe_input(parent.role, parent.content, catalogue, verify, above | {key})
+            for parent in record.parents
+        ),
+    )
 
 
 def _verify_checkpoint(resolved: str) -> None:
