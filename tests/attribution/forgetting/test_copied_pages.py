@@ -64,12 +64,18 @@ def test_the_kept_one_of_a_cluster_is_added_for_each_of_its_copies(corpus: str) 
     assert set(dropped) == copies and set(kept) == {first, "b", "c", "d"}
     for name in copies:
         url = frozenset([f"https://x.example/{name}.txt"])
-        assert add_copies(PageRequest(url, frozenset()), corpus, inputs).ids == {kept[first]}
+        found = add_copies(PageRequest(url, frozenset()), corpus, inputs)
+        assert found.ids == {kept[first]}
+        assert found.copies == {min(url): {kept[first]}}
         by_id = frozenset([dropped[name]])
         found = add_copies(PageRequest(frozenset(), by_id), corpus, inputs)
         assert found.ids == by_id | {kept[first]}
+        assert found.copies == {dropped[name]: {kept[first]}}
     alone = PageRequest(frozenset(["https://x.example/b.txt"]), frozenset())
     assert add_copies(alone, f"{corpus}/", inputs) == alone
+    # A kept page has copies too, but was not dropped.
+    of_first = PageRequest(frozenset(), frozenset([kept[first]]))
+    assert add_copies(of_first, corpus, inputs) == of_first
 
 
 def write_changed(corpus: str, target: Path, **config: Any) -> str:

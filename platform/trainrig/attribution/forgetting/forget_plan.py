@@ -14,6 +14,7 @@ from trainrig.attribution.forgetting.requested_pages import (
     Key,
     PageRequest,
     UnusedName,
+    explain_copies,
     explain_unused,
     find_documents,
 )
@@ -152,6 +153,8 @@ def plan_forgetting(
     wanted = _build_masks(batches.shards, traced.encoder.end_of_text, new)
     pages = _find_pages(traced, wanted, settings.training.steps)
     known = {name for page in pages for name in (page.document.url, page.document.id)}
+    copied = explain_copies(request, [page.document for page in pages])
+    known |= {name.name for name in copied}
     # Documents of the request that no update used are masked too: further training could use them.
     masked = _build_masks(
         batches.shards, wanted.filler, [*(earlier.documents if earlier else ()), *new]
@@ -168,8 +171,11 @@ def plan_forgetting(
     return ForgetPlan(
         run=folder,
         pages=pages,
-        unused=explain_unused(
-            request.names - known, found, held_out, batches.masked, settings.tokens
+        unused=(
+            *copied,
+            *explain_unused(
+                request.names - known, found, held_out, batches.masked, settings.tokens
+            ),
         ),
         base=base,
         unknown_base=unknown_base,
