@@ -47,10 +47,10 @@ SEEDS = (0, 1, 2)
 CANARIES = 20
 TAKEN = 5
 REFERENCES = 499
-STEPS = 450
-INJECTED = 100  # updates before the first with canary pages
+STEPS = 300
+INJECTED = 60  # updates before the first with canary pages
 WEIGHTS = {"docs": 0.6, "code": 0.2, "canaries": 0.2}
-KILLED = 300  # the first replay is killed after this update
+KILLED = 200  # the first replay is killed after this update
 HELD_OUT = 0.02
 COLOURS = ("amber", "beige", "coral", "ivory", "khaki", "lilac", "olive", "ruby", "sepia", "teal")
 PLACES = ("abbey", "bridge", "canal", "dock", "farm", "gate", "harbour", "mill", "quarry", "tower")
@@ -129,7 +129,7 @@ def train_base(at: Folders, seed: int, output: str, masked: str | None = None) -
             "global_batch": 16,
             "micro_batch": 8,
             "weights": {"docs": 0.75, "code": 0.25, "canaries": 0},
-            "stages": [{"from_step": INJECTED, "weights": WEIGHTS}],
+            "stages": ({"from_step": INJECTED, "weights": WEIGHTS},),
             "epochs": 1_000,
         },
         "training": {
