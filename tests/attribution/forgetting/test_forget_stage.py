@@ -94,6 +94,12 @@ def plan(old_run: str, late_urls: list[str]) -> ForgetPlan:
     return plan_forgetting(old_run, PageRequest(frozenset(late_urls), frozenset()))
 
 
+def test_a_run_of_rl_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('stage = "rl"\n')
+    with pytest.raises(ConfigError, match="is a run of rl, whose prompts are not searched for"):
+        open_forgettable(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_dropped_page_is_taken_back_with_its_kept_copy(
     old_run: str, plan: ForgetPlan, late_urls: list[str]

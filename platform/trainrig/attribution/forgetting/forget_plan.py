@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainrig import hardware, manifest, storage
+from trainrig import config, hardware, manifest, storage
 from trainrig.attribution.forgetting.requested_pages import (
     Key,
     PageRequest,
@@ -36,7 +36,6 @@ from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training_settings import Training
 
 FORGOTTEN = "forget.json"  # the plan, in the folder of a run without the pages
 
@@ -165,7 +164,7 @@ def plan_forgetting(
     first = min((page.first_data_step for page in pages), default=0)
     start = None
     if pages:
-        start = read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
+        start = _read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
     updates = min((page.updates[0] for page in pages), default=steps + 1)
     runs = RunFolder(folder)
     there = {step for _, step, _ in checkpoint.list_committed(runs, runs.checkpoints)}
@@ -184,7 +183,7 @@ def plan_forgetting(
         earlier=len(batches.masked),
         checkpoints=tuple(sorted(step for step in there if step >= updates)),
         start=start,
-        replay=estimate_replay(folder, settings.training, start.step if start else 0, instance),
+        replay=_estimate_replay(folder, settings, start.step if start else 0, instance),
         children=tuple(list_children(folder, search)) if pages else (),
     )
 
@@ -202,13 +201,18 @@ def open_forgettable(folder: str) -> TracedRun:
         raise ConfigError(f"{folder}: is a run file; name the folder of a finished run")
     if is_missing(folder):
         raise ConfigError(f"{folder}: no such folder; name the folder of a finished run")
+    file = storage.join(folder, RUN_FILE)
+    if storage.exists(file) and config.parse(config.read_text(file), file).get("stage") == "rl":
+        raise ConfigError(
+            f"{folder}: is a run of rl, whose prompts are not searched for pages; take the page "
+            "out of its prompt files and train it again"
+        )
     traced = open_traced(folder)
     settings = traced.settings
     if not isinstance(settings, Pretraining):
         raise ConfigError(
             f"{folder}: is a run of `{settings.verb}`; pages can be taken back from runs of "
-            "`pretrain` and prompts from runs of `rl`, and the runs of `posttrain` that started "
-            "from a run of `pretrain` are made again"
+            "`pretrain`, and the runs that started from them are made again"
         )
     if isinstance(settings.objective, Corrupting):
         raise ConfigError(
@@ -323,7 +327,7 @@ def _find_pages(traced: TracedRun, wanted: MaskedDocuments, last: int) -> tuple[
     return tuple(found)
 
 
-def read_started(out: str | None, folder: str, masked: MaskedDocuments) -> StartingPoint | None:
+def _read_started(out: str | None, folder: str, masked: MaskedDocuments) -> StartingPoint | None:
     """Return the starting point that an earlier call recorded in `out`, for the same request."""
     path = storage.join(out, FORGOTTEN) if out else ""
     if not out or not storage.exists(path):
@@ -380,8 +384,8 @@ def iterate_origins(folder: str) -> Iterator[str]:
         folder = str(json.loads(storage.read(path))["run"])
 
 
-def estimate_replay(
-    folder: str, training: Training, start: int, instance: str | None
+def _estimate_replay(
+    folder: str, settings: Pretraining, start: int, instance: str | None
 ) -> PlannedReplay:
     """Estimate the updates after `start` from the updates that the run and its origins logged."""
     lines: dict[int, dict[str, Any]] = {}
@@ -390,14 +394,14 @@ def estimate_replay(
             lines.setdefault(int(line["step"]), line)
     if not lines:
         raise DataError(f"{folder}/{metrics.METRICS}: missing, so the cost cannot be estimated")
-    steps = training.steps
+    steps = settings.training.steps
     again = [line for step, line in lines.items() if step > start]
     seconds = sum(metrics.wall_seconds(line) * line["cluster/workers"] for line in again)
     hours = seconds / 3600 * (steps - start) / max(1, len(again))
     before = lines.get(start, {"train/tokens": 0})["train/tokens"]
     usd = None
     if instance is not None:
-        usd = hours * compute_worker_usd(instance, training.model_dump(mode="json"))
+        usd = hours * compute_worker_usd(instance, settings.training.model_dump(mode="json"))
     return PlannedReplay(
         first=start + 1,
         last=steps,

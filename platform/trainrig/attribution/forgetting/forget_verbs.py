@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainrig import command_line, storage
+from trainrig import command_line
 from trainrig.command_line import Instance, Json, Search
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
@@ -20,7 +20,7 @@ Run = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Folder of a finished run of `pretrain` or `rl`; with --check, of one without pages.",
+        help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
         autocompletion=command_line.run_files,
     ),
 ]
@@ -110,11 +110,10 @@ def forget(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Take pages back from a run: train it again from before their first use.
+    """Take pages back from a pretraining run: train it again from before their first use.
 
-    RUN is of `pretrain`, or of `rl`, whose prompts are the pages. The new run equals, byte for
-    byte, a run that had the pages masked from its beginning. RUN is not changed. Run the same
-    command again to continue after a stop.
+    The new run equals, byte for byte, a run that had the pages masked from its beginning. RUN is
+    not changed. Run the same command again to continue after a stop.
     """
     if check:
         given = {
@@ -144,23 +143,13 @@ def forget(
         from trainrig.attribution.forgetting.certificate_signature import sign
 
         sign(b"", key)  # a key that cannot sign is refused before training, not after it
-    from trainrig.attribution.forgetting.forget_prompts import is_reinforcement, plan_prompts
-
     request = read_request(urls or (), documents or ())
-    folder = storage.make_absolute(run.rstrip("/"))
-    of_prompts = is_reinforcement(folder)
-    if of_prompts and near_duplicates is not None:
-        raise ConfigError(
-            f"forget --near-duplicates: {folder} is a run of `rl`, whose prompts `curate` did not "
-            "compare; leave it out"
-        )
     if near_duplicates is not None:
         from trainrig.attribution.forgetting.copied_pages import add_copies
         from trainrig.attribution.forgetting.forget_plan import list_token_inputs
 
         request = add_copies(request, near_duplicates, list_token_inputs(run))
-    make_plan = plan_prompts if of_prompts else plan_forgetting
-    found = make_plan(folder, request, instance, search or (), out)
+    found = plan_forgetting(run, request, instance, search or (), out)
     if plan or not found.pages:
         print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))
         return
