@@ -23,7 +23,6 @@ from trainrig.train import checkpoint
 from trainrig.train.checkpoint.model_parents import (
     PARENTS,
     find_exported_parents,
-    read_parents,
     record_parents,
 )
 
@@ -59,7 +58,7 @@ def export_checkpoint(
         config = beside
         read = partial(read_generator_tensor, stored.read)
     family = write_folder(out, config, read, stored.files, settings, TEMPLATE, keep)
-    if read_parents(out) is None:
+    if not find_exported_parents(out):
         record_parents(out, "export", {"checkpoint": stored.path})
     return {
         "output": out,
