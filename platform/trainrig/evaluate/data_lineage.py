@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainrig import manifest, storage
@@ -21,7 +21,7 @@ from trainrig.corpus.documents import KEPT, read_columns
 from trainrig.errors import DataError, InputError
 from trainrig.manifest import Claim, Manifest
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint.model_parents import ModelParents, read_parents
+from trainrig.train.checkpoint.model_parents import ModelParents, find_checkpoint, read_parents
 from trainrig.train.run.run_folder import RunFolder
 
 RUN_FILE = "run.toml"
@@ -107,6 +107,8 @@ class _Catalogue:
         self._seen: set[str] = set()
         self._licences: dict[str, dict[str, int]] = {}  # counts by fingerprint
         self._verified: set[str] = set()  # folders and checkpoints
+        # Node by fingerprint, with the number of known outputs when it was described.
+        self._described: dict[str, tuple[int, LineageNode]] = {}
         for place in places:
             self.add(storage.make_absolute(place))
 
@@ -155,15 +157,16 @@ class _Catalogue:
                 if path.rstrip("/") != folder:
                     self._add_checkpoint(path.rstrip("/"))
 
-    def add_parents(self, record: ModelParents) -> None:
+    def add_parents(self, record: ModelParents, folder: str) -> None:
         """Add the checkpoints that a model was made from, and the folders beside their runs.
 
-        If a run was moved, all checkpoints of the runs that were found are added instead.
+        `folder` holds the model. If a run was moved, all checkpoints of the runs that were found
+        are added instead.
         """
-        for parent in record.parents:
-            if storage.find_first(parent.path):
-                self.add(_find_parent(find_run_folder(parent.path)))
-                self._add_checkpoint(parent.path)
+        for parent in dict.fromkeys(record.parents):
+            if path := find_checkpoint(parent, folder):
+                self.add(_find_parent(find_run_folder(path)))
+                self._add_checkpoint(path)
         while self._runs and any(p.content not in self._checkpoints for p in record.parents):
             run = RunFolder(self._runs.pop(0))
             for path, _, _ in checkpoint.list_committed(run, run.checkpoints):
@@ -180,6 +183,26 @@ class _Catalogue:
         if place not in self._verified:
             verify()
             self._verified.add(place)
+
+    def describe_once(
+        self, fingerprint: str, describe: Callable[[], LineageNode | None]
+    ) -> LineageNode | None:
+        """Return the node of `describe`, or the same again while no further output was found.
+
+        Averaged checkpoints are of one run, so without this a family that averages several times
+        would be read from the disk once for each way through it.
+        """
+        if fingerprint in self._described:
+            known, node = self._described[fingerprint]
+            if known == self._count_known():
+                return node
+        found = describe()
+        if found is not None:
+            self._described[fingerprint] = (self._count_known(), found)
+        return found
+
+    def _count_known(self) -> int:
+        return len(self._manifests) + len(self._checkpoints)
 
     def find_folder(self, fingerprint: str) -> str | None:
         """Return the folder whose content has the fingerprint, or None."""
@@ -222,10 +245,11 @@ def _describe_model(
     above: frozenset[str],
 ) -> LineageNode:
     """Describe a model that no run made, with the checkpoints that it was made from."""
-    record = read_parents(find_run_folder(resolved))
+    folder = find_run_folder(resolved)
+    record = read_parents(folder)
     if record is None:
         return LineageNode(role, key, resolved, verified=verify)
-    catalogue.add_parents(record)
+    catalogue.add_parents(record, folder)
     return LineageNode(
         role=role,
         fingerprint=key,
@@ -253,12 +277,14 @@ def _describe_input(
     if fingerprint in above:  # no stage reads its own output; a damaged folder may say so
         return lost
     try:
-        found = _describe_found(role, fingerprint, catalogue, verify, above)
+        found = catalogue.describe_once(
+            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, verify, above)
+        )
     except DataError:  # a damaged input; the checkpoint itself can be used without it
         if verify:
             raise
         return lost
-    return found or lost
+    return replace(found, role=role) if found else lost
 
 
 def _describe_found(

@@ -110,6 +110,11 @@ def test_the_tree_goes_on_through_averages_and_merged_adapters(runs: Path) -> No
     tokens_of = {node.fingerprint for node in root.iterate() if node.folder}
     again = trace_lineage(str(moved / "merged"))
     assert {node.fingerprint for node in again.iterate() if node.folder} == tokens_of
+    names = [
+        (folder.rpartition("/")[2], step)
+        for folder, step in _iterate_family(checkpoint.resolve(str(moved / "merged")))
+    ]
+    assert names == [("adapted", 2), ("base", 4)]
     moved.rename(runs)
 
     # Steps are traced, and children found, through models without a run.
@@ -119,7 +124,7 @@ def test_the_tree_goes_on_through_averages_and_merged_adapters(runs: Path) -> No
     assert list(children) == [mean, adapted, str(runs / "hub"), merged]
     assert children[mean].verb == "average" and children[mean].step == 4
     assert children[mean].left_to_user == (
-        "made again by hand, by `trainrig average` of the new run"
+        "made again by hand, by `trainrig average` of the new models"
     )
     assert children[adapted].left_to_user == f"made again by hand, after {mean}"
     assert children[str(runs / "hub")].parent == children[merged].parent == adapted

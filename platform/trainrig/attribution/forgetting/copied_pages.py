@@ -36,7 +36,8 @@ def add_copies(request: PageRequest, corpus: str, inputs: Collection[str]) -> Pa
             "copies are known; name the copies by --urls"
         )
     clusters = set[str | None]()
-    dropped: dict[str, str] = {}  # cluster of each requested page that curation dropped
+    # Clusters of each requested page that curation dropped; a URL may have been read several times.
+    dropped: dict[str, set[str]] = {}
     unknown = set(request.names)
     for folder in (KEPT, DROPPED):
         for page, url, cluster in _iterate_rows(corpus, folder, made):
@@ -44,7 +45,8 @@ def add_copies(request: PageRequest, corpus: str, inputs: Collection[str]) -> Pa
                 unknown -= {page, url}
                 clusters.add(cluster)
                 if folder == DROPPED and cluster is not None:
-                    dropped |= dict.fromkeys({page, url} & request.names, cluster)
+                    for name in {page, url} & request.names:
+                        dropped.setdefault(name, set()).add(cluster)
     if unknown and made.config.get("keep_dropped") == "none":
         raise ConfigError(
             f"--near-duplicates {corpus}: has no page {min(unknown)}, and its run file has "
@@ -55,7 +57,10 @@ def add_copies(request: PageRequest, corpus: str, inputs: Collection[str]) -> Pa
     for page, _, cluster in _iterate_rows(corpus, KEPT, made):
         if cluster is not None and cluster in clusters:
             copies.setdefault(cluster, set()).add(page)
-    kept = {name: frozenset(copies.get(cluster, ())) for name, cluster in dropped.items()}
+    kept = {
+        name: frozenset(page for cluster in found for page in copies.get(cluster, ()))
+        for name, found in dropped.items()
+    }
     return PageRequest(request.urls, request.ids.union(*copies.values()), kept)
 
 

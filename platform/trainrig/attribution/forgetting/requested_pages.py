@@ -111,11 +111,15 @@ def explain_copies(
 ) -> tuple[UnusedName, ...]:
     """Return the pages that curation dropped as copies, with what becomes of the kept documents.
 
-    `pages` are the documents that are taken back.
+    `pages` are the documents that are taken back. A URL that curation read several times, and kept
+    once, is not returned if the kept document is one of `pages`.
     """
     names = {document.id: document.url or document.id for document in pages}
+    taken = {name for document in pages for name in (document.id, document.url)}
     found = []
     for name, ids in sorted(request.copies.items()):
+        if name in taken:
+            continue
         if kept := sorted(names[id_] for id_ in ids & names.keys()):
             listed = ", ".join(kept[:3]) + (", …" if len(kept) > 3 else "")
             reason = f"curation dropped it as a copy of {listed}, which is taken back"

@@ -67,7 +67,7 @@ class _Candidate:
     def explain_left(self) -> str | None:
         """Return the reason why it is not made again automatically, or None."""
         if self.record:
-            return f"made again by hand, by `trainrig {self.verb}` of the new run"
+            return f"made again by hand, by `trainrig {self.verb}` of the new models"
         return _explain_left(self.verb, self.settings)
 
 

@@ -58,8 +58,7 @@ def export_checkpoint(
         config = beside
         read = partial(read_generator_tensor, stored.read)
     family = write_folder(out, config, read, stored.files, settings, TEMPLATE, keep)
-    if not find_exported_parents(out):
-        record_parents(out, "export", {"checkpoint": stored.path})
+    record_parents(out, "export", {"checkpoint": stored.path})
     return {
         "output": out,
         "checkpoint": stored.path,

@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainrig import __version__, storage
-from trainrig.errors import DataError
+from trainrig.errors import DataError, TrainrigError
 from trainrig.train.checkpoint.checkpoint_metadata import compute_content_key
 
 PARENTS = "trainrig_parents.json"
 FORMAT: Literal[1] = 1
 WEIGHTS = ".safetensors"
+MOST_BYTES = 2**22  # of a record; one parent takes about 250 bytes
 
 
 class ParentModel(BaseModel):
@@ -55,7 +56,7 @@ def record_parents(
     """Record in `folder` that `verb` made its model from `parents`, checkpoints by role.
 
     `taken` are parents that an exported folder had recorded. An export has to be whole when this is
-    called. Nothing is written if there are no parents.
+    called. Nothing is written if there are no parents, or if `folder` records the same ones.
     """
     found = tuple(
         ParentModel(role=role, content=compute_content_key(path), path=storage.make_absolute(path))
@@ -69,8 +70,23 @@ def record_parents(
         parents=found + taken,
         weights=_sum_weights(folder) if verb == "export" else {},
     )
-    data = record.model_dump_json(indent=1).encode() + b"\n"
-    storage.write(storage.join(folder, PARENTS), data)
+    if not _is_recorded(record, folder):
+        data = record.model_dump_json(indent=1).encode() + b"\n"
+        storage.write(storage.join(folder, PARENTS), data)
+
+
+def _is_recorded(record: ModelParents, folder: str) -> bool:
+    """Return whether `folder` records the same model, from parents of the same content."""
+    try:
+        known = read_parents(folder)
+    except DataError:  # replaced
+        return False
+    return known is not None and _identify(known) == _identify(record)
+
+
+def _identify(record: ModelParents) -> tuple[object, ...]:
+    parents = [(parent.role, parent.content) for parent in record.parents]
+    return record.verb, parents, record.weights
 
 
 def _sum_weights(folder: str) -> dict[str, str]:
@@ -85,8 +101,15 @@ def read_parents(folder: str) -> ModelParents | None:
     Raises DataError if the file is damaged, or of a version that this one cannot read.
     """
     path = storage.join(folder, PARENTS)
-    if not storage.exists(path):
+    try:
+        size = storage.measure_size(path)
+    except FileNotFoundError:
         return None
+    if size > MOST_BYTES:
+        raise DataError(
+            f"{path}: has {size:,} bytes, more than the {MOST_BYTES:,} of any record of parents; "
+            "restore the file, or delete it to go on without the model's parents"
+        )
     try:
         return ModelParents.model_validate_json(storage.read(path))
     except ValidationError as error:
@@ -96,6 +119,26 @@ def read_parents(folder: str) -> ModelParents | None:
             f"{path}: {where}: {first['msg']}; restore the file, or delete it to go on without "
             "the model's parents"
         ) from None
+
+
+def find_checkpoint(parent: ParentModel, near: str) -> str | None:
+    """Return the checkpoint of `parent`, or None if it is elsewhere or cannot be read.
+
+    It is looked for at its recorded path, and beside the folder `near`, because runs may have been
+    moved together. A checkpoint of other content does not count. The record may be of another
+    machine or company, so a bucket that does not answer is no error.
+    """
+    run, part, rest = parent.path.rpartition("/checkpoints/")
+    beside = storage.join(near.rstrip("/").rpartition("/")[0], run.rpartition("/")[2])
+    for path in (parent.path, beside + part + rest):
+        try:
+            with storage.briefly():
+                if part and compute_content_key(path) == parent.content:
+                    return path
+        # ValueError: no file has such a path
+        except (TrainrigError, OSError, ValueError):
+            continue
+    return None
 
 
 def find_exported_parents(folder: str) -> tuple[ParentModel, ...]:
