@@ -138,6 +138,23 @@ def test_a_record_of_another_machine_stops_neither_tree_nor_card_nor_export(
     export_checkpoint(imported, str(tmp_path / "again"), HubFolder())
 
 
+def test_records_lie_in_a_bucket_too(model: str, tmp_path: Path, s3: str) -> None:
+    bucket = f"{s3}/models"
+    export_checkpoint(model, f"{bucket}/hub", HubFolder())
+    (parent,) = find_exported_parents(f"{bucket}/hub/")
+    assert parent.path == model
+    imported = import_checkpoint(f"{bucket}/hub", f"{bucket}/imported")["checkpoint"]
+    again = import_checkpoint(f"{bucket}/hub", f"{bucket}/imported", keep=True)["checkpoint"]
+    assert again == imported
+    record_parents(f"{bucket}/mean", "average", {"step 0": imported})
+    record = read_parents(f"{bucket}/mean")
+    assert record is not None
+    (mean,) = record.parents
+    assert (mean.path, find_checkpoint(mean, f"{bucket}/mean")) == (imported, imported)
+    (below,) = trace_lineage(imported).inputs
+    assert below.folder == model
+
+
 def test_a_family_that_averages_again_and_again_is_read_once(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
