@@ -22,7 +22,7 @@ from trainrig.train.checkpoint.checkpoint_metadata import compute_content_key
 PARENTS = "trainrig_parents.json"
 FORMAT: Literal[1] = 1
 WEIGHTS = ".safetensors"
-MOST_BYTES = 2**22  # of a record; one parent takes about 250 bytes
+MOST_BYTES = 2**22  # A record with one parent takes about 300 bytes.
 
 
 class ParentModel(BaseModel):
@@ -108,7 +108,7 @@ def read_parents(folder: str) -> ModelParents | None:
     if size > MOST_BYTES:
         raise DataError(
             f"{path}: has {size:,} bytes, more than the {MOST_BYTES:,} of any record of parents; "
-            "restore the file, or delete it to go on without the model's parents"
+            "restore the file, or delete it to continue without the model's parents"
         )
     try:
         return ModelParents.model_validate_json(storage.read(path))
@@ -116,7 +116,7 @@ def read_parents(folder: str) -> ModelParents | None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path}: {where}: {first['msg']}; restore the file, or delete it to go on without "
+            f"{path}: {where}: {first['msg']}; restore the file, or delete it to continue without "
             "the model's parents"
         ) from None
 
