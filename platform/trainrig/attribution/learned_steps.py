@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.attribution.corpus_index import CorpusIndex, Occurrence
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.data_lineage import find_run_folder
+from trainrig.posttrain.model_source import IMPORTED, is_hub_folder
 from trainrig.runs.step_trace import RUN_FILE, TracedRun, find_shards, open_traced
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.permutation import Integers
@@ -24,6 +26,7 @@ from trainrig.tokens.rows.packing import Concatenate
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import find_checkpoint, read_parents
 from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -121,10 +124,14 @@ def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
         seen.add(resolved)
         folder = resolved.rsplit("/", 3)[0]  # RUN/checkpoints/STEP/ATTEMPT
         file = storage.join(folder, RUN_FILE)
-        if not storage.exists(file):
-            return
-        yield folder, int(checkpoint.read_entries(resolved)["step"])
-        parent = tomllib.loads(storage.read(file).decode()).get("checkpoint")
+        parent: Any
+        if storage.exists(file):
+            yield folder, int(checkpoint.read_entries(resolved)["step"])
+            parent = tomllib.loads(storage.read(file).decode()).get("checkpoint")
+            if isinstance(parent, str) and is_hub_folder(parent):
+                parent = f"{folder}{IMPORTED}"
+        else:
+            parent = _read_newest_parent(folder)
         if not isinstance(parent, str):
             return
         try:
@@ -133,11 +140,27 @@ def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
             return
 
 
+def _read_newest_parent(folder: str) -> str | None:
+    """Return the newest of the checkpoints that a model without a run was made from, or None.
+
+    Its steps include those of older ones: averaged checkpoints are of one run, and the run of a
+    merged adapter began with the other parent. Returns None too if that checkpoint is gone, or if
+    other weights are in its place.
+    """
+    try:
+        record = read_parents(folder)
+    except DataError:
+        return None
+    return find_checkpoint(record.parents[-1], folder) if record else None
+
+
 def _find_parent(folder: str, parent: str) -> str:
-    """Return the path of a parent run; the one beside `folder` if both were moved."""
+    """Return the path of a parent run or checkpoint; beside `folder` if both were moved."""
     if storage.is_remote(parent) or storage.find_first(parent):
         return parent
-    return storage.join(folder.rpartition("/")[0], parent.rstrip("/").rpartition("/")[2])
+    run = find_run_folder(parent.rstrip("/"))
+    inside = parent.rstrip("/").removeprefix(run)
+    return storage.join(folder.rpartition("/")[0], run.rpartition("/")[2]) + inside
 
 
 def list_updates(traced: TracedRun, last: int) -> dict[int, int]:

@@ -4,13 +4,16 @@ A manifest records the inputs of its stage as fingerprints of their contents, no
 folder is an input if its content has the fingerprint, wherever it lies. Folders are looked for at
 the paths in run files, and beside the folders that were found. An input that is in none of them,
 such as web archives, ends its branch and is listed with its fingerprint.
+
+An averaged, merged or imported model has no run. The tree continues with the parents that the model
+records (train/checkpoint/model_parents.py).
 """
 
 import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainrig import manifest, storage
@@ -18,6 +21,8 @@ from trainrig.corpus.documents import KEPT, read_columns
 from trainrig.errors import DataError, InputError
 from trainrig.manifest import Claim, Manifest
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import ModelParents, find_checkpoint, read_parents
+from trainrig.train.run.run_folder import RunFolder
 
 RUN_FILE = "run.toml"
 CHECKPOINTS = "checkpoints"
@@ -98,9 +103,12 @@ class _Catalogue:
     def __init__(self, places: Iterable[str]) -> None:
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
+        self._runs: list[str] = []  # folders with checkpoints, of which the newest were added
         self._seen: set[str] = set()
         self._licences: dict[str, dict[str, int]] = {}  # counts by fingerprint
         self._verified: set[str] = set()  # folders and checkpoints
+        # Node by fingerprint, with the number of known outputs when it was described.
+        self._described: dict[str, tuple[int, LineageNode]] = {}
         for place in places:
             self.add(storage.make_absolute(place))
 
@@ -123,6 +131,7 @@ class _Catalogue:
             if made is not None:
                 self._manifests.setdefault(made.content, folder)
             if steps:
+                self._runs.append(folder)
                 self._add_checkpoint(folder)
 
     def _add_checkpoint(self, run_folder: str) -> None:
@@ -148,6 +157,21 @@ class _Catalogue:
                 if path.rstrip("/") != folder:
                     self._add_checkpoint(path.rstrip("/"))
 
+    def add_parents(self, record: ModelParents, folder: str) -> None:
+        """Add the checkpoints that a model was made from, and the folders beside their runs.
+
+        `folder` holds the model. If a run was moved, all checkpoints of the runs that were found
+        are added instead.
+        """
+        for parent in dict.fromkeys(record.parents):
+            if path := find_checkpoint(parent, folder):
+                self.add(_find_parent(find_run_folder(path)))
+                self._add_checkpoint(path)
+        while self._runs and any(p.content not in self._checkpoints for p in record.parents):
+            run = RunFolder(self._runs.pop(0))
+            for path, _, _ in checkpoint.list_committed(run, run.checkpoints):
+                self._add_checkpoint(path)
+
     def count_licences(self, folder: str, made: Manifest) -> dict[str, int]:
         """Return what `count_licences` does; a folder that is an input twice is read once."""
         if made.content not in self._licences:
@@ -159,6 +183,26 @@ class _Catalogue:
         if place not in self._verified:
             verify()
             self._verified.add(place)
+
+    def describe_once(
+        self, fingerprint: str, describe: Callable[[], LineageNode | None]
+    ) -> LineageNode | None:
+        """Return the node of `describe`, or the same again while no further output was found.
+
+        Averaged checkpoints are of one run, so without this a family that averages several times
+        would be read from the disk once for each way through it.
+        """
+        if fingerprint in self._described:
+            known, node = self._described[fingerprint]
+            if known == self._count_known():
+                return node
+        found = describe()
+        if found is not None:
+            self._described[fingerprint] = (self._count_known(), found)
+        return found
+
+    def _count_known(self) -> int:
+        return len(self._manifests) + len(self._checkpoints)
 
     def find_folder(self, fingerprint: str) -> str | None:
         """Return the folder whose content has the fingerprint, or None."""
@@ -186,10 +230,39 @@ def _describe_checkpoint(
         claim = manifest.read_claim(folder)
     except DataError:
         claim = None
-    if claim is None:  # an imported or merged model, which no run made
-        return LineageNode(role, key, resolved, verified=verify)
+    if claim is None:
+        return _describe_model(role, key, resolved, catalogue, verify, above)
     made = manifest.find_manifest(folder)
     return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
+
+
+def _describe_model(
+    role: str,
+    key: str,
+    resolved: str,
+    catalogue: _Catalogue,
+    verify: bool,
+    above: frozenset[str],
+) -> LineageNode:
+    """Describe a model that no run made, with the checkpoints that it was made from."""
+    folder = find_run_folder(resolved)
+    record = read_parents(folder)
+    if record is None:
+        return LineageNode(role, key, resolved, verified=verify)
+    catalogue.add_parents(record, folder)
+    return LineageNode(
+        role=role,
+        fingerprint=key,
+        folder=resolved,
+        stage=record.verb,
+        trainrig=record.trainrig,
+        verified=verify,
+        versions={"trainrig": record.trainrig},
+        inputs=tuple(
+            _describe_input(parent.role, parent.content, catalogue, verify, above | {key})
+            for parent in record.parents
+        ),
+    )
 
 
 def _verify_checkpoint(resolved: str) -> None:
@@ -204,12 +277,14 @@ def _describe_input(
     if fingerprint in above:  # no stage reads its own output; a damaged folder may say so
         return lost
     try:
-        found = _describe_found(role, fingerprint, catalogue, verify, above)
+        found = catalogue.describe_once(
+            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, verify, above)
+        )
     except DataError:  # a damaged input; the checkpoint itself can be used without it
         if verify:
             raise
         return lost
-    return found or lost
+    return replace(found, role=role) if found else lost
 
 
 def _describe_found(

@@ -10,6 +10,7 @@ from trainrig.evaluate.data_lineage import find_run_folder, render_card_section,
 from trainrig.evaluate.scorecards import Scorecard, TaskScore, read_scorecard
 from trainrig.manifest import read_claim
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import PARENTS
 
 TASK_COLUMNS = ("task", "metric", "score", "95% interval", "rows", "few-shot", "chance", "seen")
 TEXT_COLUMNS = ("source", "bits per byte", "perplexity", "tokens")
@@ -73,13 +74,16 @@ def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
 
 
 def _describe_training(resolved: str) -> list[str]:
-    """Return the lines on the training run, or [] for an imported model, which has no run."""
+    """Return the lines on the training run, or on the parents of a model that no run made.
+
+    Returns [] for a model that was imported from elsewhere.
+    """
     try:  # the claim records the run's settings and inputs
         claim = read_claim(find_run_folder(resolved))
     except DataError:
         return []
     if claim is None:
-        return []
+        return _describe_data(resolved) if storage.exists(_name_parents(resolved)) else []
     inputs = [(role, f"`{content[:16]}`") for role, content in sorted(claim.inputs.items())]
     settings = json.dumps(claim.config, indent=2, ensure_ascii=False)
     return [
@@ -97,6 +101,10 @@ def _describe_training(resolved: str) -> list[str]:
         "",
         *_describe_data(resolved),
     ]
+
+
+def _name_parents(resolved: str) -> str:
+    return storage.join(find_run_folder(resolved), PARENTS)
 
 
 def _describe_data(resolved: str) -> list[str]:

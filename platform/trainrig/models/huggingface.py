@@ -49,6 +49,7 @@ REPEATING = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jso
 SENTENCEPIECE = "tokenizer.model"  # a binary file, kept in memory as base64
 BASE64 = "base64:"
 CARD = "README.md"
+PARENTS = "trainrig_parents.json"  # record of an earlier export (train/checkpoint/model_parents.py)
 # Keys of config.json that an export drops: it is not quantised, and has no files of custom code.
 LEFT_BEHIND = {"quantization_config", "auto_map"}
 ONE_SCORE = ("score",)  # Transformers counts outputs by their labels
@@ -357,7 +358,7 @@ def _write_tokenizer_files(
 
 def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     # Files of trainrig without a config.json are left from an interrupted export: overwrite them.
-    ours = {*files, safetensors_files.INDEX, *texts}
+    ours = {*files, safetensors_files.INDEX, *texts, PARENTS}
     for path in storage.list_files(out):
         name = path.removeprefix(out.rstrip("/") + "/")
         if name == special_tokens.MODEL_CONFIG or (

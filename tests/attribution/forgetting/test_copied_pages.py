@@ -6,11 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig import manifest
-from trainrig.attribution.forgetting.copied_pages import add_copies
-from trainrig.attribution.forgetting.requested_pages import PageRequest
+from trainrig.attribution.forgetting import copied_pages
+from trainrig.attribution.forgetting.copied_pages import KEPT, add_copies
+from trainrig.attribution.forgetting.requested_pages import PageRequest, explain_copies
 from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ConfigError
+from trainrig.tokens.rows.masked_documents import MaskedDocument
 
 WORDS = "the sea was calm that morning and an old man had gone out to look at his boats again"
 
@@ -64,12 +66,44 @@ def test_the_kept_one_of_a_cluster_is_added_for_each_of_its_copies(corpus: str) 
     assert set(dropped) == copies and set(kept) == {first, "b", "c", "d"}
     for name in copies:
         url = frozenset([f"https://x.example/{name}.txt"])
-        assert add_copies(PageRequest(url, frozenset()), corpus, inputs).ids == {kept[first]}
+        found = add_copies(PageRequest(url, frozenset()), corpus, inputs)
+        assert found.ids == {kept[first]}
+        assert found.copies == {min(url): {kept[first]}}
         by_id = frozenset([dropped[name]])
         found = add_copies(PageRequest(frozenset(), by_id), corpus, inputs)
         assert found.ids == by_id | {kept[first]}
+        assert found.copies == {dropped[name]: {kept[first]}}
     alone = PageRequest(frozenset(["https://x.example/b.txt"]), frozenset())
     assert add_copies(alone, f"{corpus}/", inputs) == alone
+    # A kept page has copies too, but was not dropped.
+    of_first = PageRequest(frozenset(), frozenset([kept[first]]))
+    assert add_copies(of_first, corpus, inputs) == of_first
+
+
+def test_a_url_that_was_read_several_times_has_all_its_kept_copies(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "https://x.example/often"
+    rows = {
+        KEPT: [("k1", "https://x.example/1", "c1"), ("k2", "https://x.example/2", "c2")],
+        "dropped": [("d1", url, "c1"), ("d2", url, "c2")],
+    }
+    monkeypatch.setattr(copied_pages, "_iterate_rows", lambda _, folder, __: iter(rows[folder]))
+    inputs = [manifest.read_manifest(corpus).content]
+    found = add_copies(PageRequest(frozenset([url]), frozenset()), corpus, inputs)
+    assert found.copies == {url: {"k1", "k2"}} and found.ids == {"k1", "k2"}
+    pages = [MaskedDocument(source="s", number=0, id="k2", url="https://x.example/2")]
+    (copied,) = explain_copies(found, pages)
+    assert copied.copy_of == "https://x.example/2"
+
+
+def test_a_url_that_was_read_again_is_no_copy_of_itself() -> None:
+    url = "https://x.example/twice"
+    request = PageRequest(frozenset([url]), frozenset(["k"]), {url: frozenset(["k"])})
+    pages = [MaskedDocument(source="s", number=0, id="k", url=url)]
+    assert explain_copies(request, pages) == ()
+    (copied,) = explain_copies(request, [])
+    assert copied.copy_of == "" and "masks already" in copied.reason
 
 
 def write_changed(corpus: str, target: Path, **config: Any) -> str:

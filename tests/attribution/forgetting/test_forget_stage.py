@@ -30,6 +30,7 @@ from trainrig.attribution.forgetting.forget_stage import (
     prepare_replay,
     take_back,
 )
+from trainrig.attribution.forgetting.forget_verbs import describe_plan
 from trainrig.attribution.forgetting.requested_pages import PageRequest, UnusedName, read_request
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.attribution.index_run_file import CorpusIndexing
@@ -91,6 +92,34 @@ def late_urls(used_urls: list[str]) -> list[str]:
 @pytest.fixture
 def plan(old_run: str, late_urls: list[str]) -> ForgetPlan:
     return plan_forgetting(old_run, PageRequest(frozenset(late_urls), frozenset()))
+
+
+def test_a_run_of_rl_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('stage = "rl"\n')
+    with pytest.raises(ConfigError, match="is a run of rl, whose prompts are not searched for"):
+        open_forgettable(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_dropped_page_is_taken_back_with_its_kept_copy(
+    old_run: str, plan: ForgetPlan, late_urls: list[str]
+) -> None:
+    kept = {page.document.id: page.document.url for page in plan.pages}
+    first = min(kept)
+    copies = {"https://a/copy": frozenset([first]), "https://b/copy": frozenset(["none"])}
+    request = PageRequest(
+        frozenset([*copies, "https://c/other"]), frozenset([first, "none"]), copies
+    )
+    found = plan_forgetting(old_run, request)
+    assert [page.document.id for page in found.pages] == [first]
+    lines = list(describe_plan(found))
+    assert lines[:2] == [
+        f"https://a/copy: curation dropped it as a copy of {kept[first]}, which is taken back",
+        "https://b/copy: nothing to take back; curation dropped it as a copy of none, which the "
+        "run masks already or did not learn from",
+    ]
+    assert lines[2].startswith("https://c/other: nothing to take back; no training document")
+    assert found.to_json()["unused"][0]["copy_of"] == kept[first]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ CLUSTER = "cluster"
 
 
 def add_copies(request: PageRequest, corpus: str, inputs: Collection[str]) -> PageRequest:
-    """Return `request` with all kept documents in the clusters of its pages.
+    """Return `request` with all kept documents in the clusters of its pages, and its dropped pages.
 
     `corpus` is a folder of `curate` that the tokens were made of; `inputs` are the fingerprints
     that `tokenize` recorded of its inputs. A page that curation dropped as a copy adds the document
@@ -36,24 +36,32 @@ def add_copies(request: PageRequest, corpus: str, inputs: Collection[str]) -> Pa
             "copies are known; name the copies by --urls"
         )
     clusters = set[str | None]()
+    # Clusters of each requested page that curation dropped; a URL may have been read several times.
+    dropped: dict[str, set[str]] = {}
     unknown = set(request.names)
     for folder in (KEPT, DROPPED):
         for page, url, cluster in _iterate_rows(corpus, folder, made):
             if page in request.ids or url in request.urls:
                 unknown -= {page, url}
                 clusters.add(cluster)
+                if folder == DROPPED and cluster is not None:
+                    for name in {page, url} & request.names:
+                        dropped.setdefault(name, set()).add(cluster)
     if unknown and made.config.get("keep_dropped") == "none":
         raise ConfigError(
             f"--near-duplicates {corpus}: has no page {min(unknown)}, and its run file has "
             'keep_dropped = "none", so it is not known whether a kept page is a copy of that one; '
             "name kept pages"
         )
-    copies = {
-        page
-        for page, _, cluster in _iterate_rows(corpus, KEPT, made)
-        if cluster is not None and cluster in clusters
+    copies: dict[str, set[str]] = {}  # ids of kept documents in each cluster
+    for page, _, cluster in _iterate_rows(corpus, KEPT, made):
+        if cluster is not None and cluster in clusters:
+            copies.setdefault(cluster, set()).add(page)
+    kept = {
+        name: frozenset(page for cluster in found for page in copies.get(cluster, ()))
+        for name, found in dropped.items()
     }
-    return PageRequest(request.urls, request.ids | copies)
+    return PageRequest(request.urls, request.ids.union(*copies.values()), kept)
 
 
 def _iterate_rows(

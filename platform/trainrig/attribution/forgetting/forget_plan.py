@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainrig import hardware, manifest, storage
+from trainrig import config, hardware, manifest, storage
 from trainrig.attribution.forgetting.requested_pages import (
     Key,
     PageRequest,
     UnusedName,
+    explain_copies,
     explain_unused,
     find_documents,
 )
@@ -152,6 +153,8 @@ def plan_forgetting(
     wanted = _build_masks(batches.shards, traced.encoder.end_of_text, new)
     pages = _find_pages(traced, wanted, settings.training.steps)
     known = {name for page in pages for name in (page.document.url, page.document.id)}
+    copied = explain_copies(request, [page.document for page in pages])
+    known |= {name.name for name in copied}
     # Documents of the request that no update used are masked too: further training could use them.
     masked = _build_masks(
         batches.shards, wanted.filler, [*(earlier.documents if earlier else ()), *new]
@@ -168,8 +171,11 @@ def plan_forgetting(
     return ForgetPlan(
         run=folder,
         pages=pages,
-        unused=explain_unused(
-            request.names - known, found, held_out, batches.masked, settings.tokens
+        unused=(
+            *copied,
+            *explain_unused(
+                request.names - known, found, held_out, batches.masked, settings.tokens
+            ),
         ),
         base=base,
         unknown_base=unknown_base,
@@ -195,6 +201,12 @@ def open_forgettable(folder: str) -> TracedRun:
         raise ConfigError(f"{folder}: is a run file; name the folder of a finished run")
     if is_missing(folder):
         raise ConfigError(f"{folder}: no such folder; name the folder of a finished run")
+    file = storage.join(folder, RUN_FILE)
+    if storage.exists(file) and config.parse(config.read_text(file), file).get("stage") == "rl":
+        raise ConfigError(
+            f"{folder}: is a run of rl, whose prompts are not searched for pages; take the page "
+            "out of its prompt files and train it again"
+        )
     traced = open_traced(folder)
     settings = traced.settings
     if not isinstance(settings, Pretraining):

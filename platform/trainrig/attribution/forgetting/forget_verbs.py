@@ -182,7 +182,8 @@ def _check(run: str, against: str | None, key: str | None, as_json: bool) -> Non
 def describe_plan(plan: "ForgetPlan") -> Iterator[str]:
     """Yield the lines of a plan: pages, updates, checkpoint, cost and runs that started from it."""
     for unused in plan.unused:
-        yield f"{unused.name}: nothing to take back; {unused.reason}"
+        found = "" if unused.copy_of else "nothing to take back; "
+        yield f"{unused.name}: {found}{unused.reason}"
     if not plan.pages:
         yield "nothing is done"
         return

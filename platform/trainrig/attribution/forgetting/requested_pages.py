@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
@@ -19,6 +19,8 @@ class PageRequest:
 
     urls: frozenset[str]
     ids: frozenset[str]
+    # Ids of the kept documents that curation dropped a page as a copy of, by its URL or id.
+    copies: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -63,6 +65,7 @@ class UnusedName:
 
     name: str
     reason: str
+    copy_of: str = ""  # documents that are taken back in its place; empty: none
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,33 @@ def find_documents(shards: TokenShards, request: PageRequest) -> FoundDocuments:
 def _strip_spelling(url: str) -> str:
     """Return `url` without its scheme, a leading `www.` and slashes at its end."""
     return re.sub(r"^https?://(www\.)?", "", url.strip(), flags=re.IGNORECASE).rstrip("/")
+
+
+def explain_copies(
+    request: PageRequest, pages: Collection[MaskedDocument]
+) -> tuple[UnusedName, ...]:
+    """Return the pages that curation dropped as copies, with what becomes of the kept documents.
+
+    `pages` are the documents that are taken back. A URL that curation read several times, and kept
+    once, is not returned if the kept document is one of `pages`.
+    """
+    names = {document.id: document.url or document.id for document in pages}
+    taken = {name for document in pages for name in (document.id, document.url)}
+    found = []
+    for name, ids in sorted(request.copies.items()):
+        if name in taken:
+            continue
+        if kept := sorted(names[id_] for id_ in ids & names.keys()):
+            listed = ", ".join(kept[:3]) + (", …" if len(kept) > 3 else "")
+            reason = f"curation dropped it as a copy of {listed}, which is taken back"
+            found.append(UnusedName(name, reason, listed))
+        elif ids:
+            reason = (
+                f"curation dropped it as a copy of {min(ids)}, which the run masks already or did "
+                "not learn from"
+            )
+            found.append(UnusedName(name, reason))
+    return tuple(found)
 
 
 def explain_unused(

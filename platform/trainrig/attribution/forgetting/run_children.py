@@ -1,4 +1,7 @@
-"""Runs that started from another run: found by their inputs, and made again from a replacement."""
+"""Runs that started from another run: found by their inputs, and made again from a replacement.
+
+Averaged, exported and imported models are found by the parents that they record.
+"""
 
 import itertools
 import tomllib
@@ -13,6 +16,7 @@ from trainrig.posttrain.tuning.fine_tuning import posttrain
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import RUN_FILE
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import ModelParents, read_parents
 from trainrig.train.run.run_folder import RunFolder
 
 BASES = ("checkpoint", "continue_from")  # keys of run files that name the run to start from
@@ -22,42 +26,80 @@ FURTHER_BASES = ("reference", "pretraining", "teacher")
 
 @dataclass(frozen=True)
 class ChildRun:
-    """A run that started from the weights of another run."""
+    """A run that started from the weights of another run, or a model that was made from them."""
 
     folder: str
-    verb: str
+    verb: str  # command that made it
     parent: str  # folder of the run that it started from
     step: int  # step of the checkpoint that it started from
     # Reason why a replay is not made automatically; None: it is.
     left_to_user: str | None
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """A folder that may be a child: its run file, or the record of the parents of its model."""
+
+    folder: str
+    settings: Mapping[str, Any]  # empty for a model without a run
+    record: ModelParents | None
+
+    @property
+    def verb(self) -> str:
+        """The command that made it."""
+        return self.record.verb if self.record else str(self.settings.get("stage"))
+
+    def find_base(self, parent: str, steps: Mapping[str, int]) -> int | None:
+        """Return the step of the checkpoint of `parent` that it started from, or None.
+
+        `steps` are the steps of the checkpoints of `parent`, by fingerprint. Of several
+        checkpoints, it is the newest.
+        """
+        if self.record is None:
+            return _find_base(self.folder, self.settings, parent, steps)
+        found = [
+            steps.get(model.content, max(steps.values(), default=0))
+            for model in self.record.parents
+            if model.content in steps or find_run_folder(model.path) == parent
+        ]
+        return max(found, default=None)
+
+    def explain_left(self) -> str | None:
+        """Return the reason why it is not made again automatically, or None."""
+        if self.record:
+            return f"made again by hand, by `trainrig {self.verb}` of the new models"
+        return _explain_left(self.verb, self.settings)
+
+
 def list_children(folder: str, search: Iterable[str] = ()) -> Iterator[ChildRun]:
     """Yield the runs that started from the run in `folder`, and their children, parents first.
 
     Runs are looked for beside `folder`, in the folders `search`, and directly in these. A child is
-    recognised by the fingerprint of the checkpoint that it started from, or by its path.
+    recognised by the fingerprint of the checkpoint that it started from, or by its path. Averaged,
+    exported and imported models are children too.
     """
-    candidates = list(_iterate_runs([folder.rpartition("/")[0] or "/", *search]))
+    candidates = list(_iterate_candidates([folder.rpartition("/")[0] or "/", *search]))
     waiting = [folder]
     seen = {folder}
+    left = set[str]()
     while waiting:
         parent = waiting.pop(0)
         steps = _list_content_keys(parent)
-        for candidate, settings in candidates:
-            if (
-                candidate in seen
-                or (step := _find_base(candidate, settings, parent, steps)) is None
-            ):
+        for candidate in candidates:
+            if candidate.folder in seen or (step := candidate.find_base(parent, steps)) is None:
                 continue
-            seen.add(candidate)
-            waiting.append(candidate)
-            verb = str(settings.get("stage"))
-            yield ChildRun(candidate, verb, parent, step, _explain_left(verb, settings))
+            seen.add(candidate.folder)
+            waiting.append(candidate.folder)
+            reason = candidate.explain_left()
+            if parent in left and reason is None:
+                reason = f"made again by hand, after {parent}"
+            if reason:
+                left.add(candidate.folder)
+            yield ChildRun(candidate.folder, candidate.verb, parent, step, reason)
 
 
-def _iterate_runs(places: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the folder and the run file of each run at `places` or directly in them."""
+def _iterate_candidates(places: Iterable[str]) -> Iterator[_Candidate]:
+    """Yield each run, and each model with recorded parents, at `places` or directly in them."""
     seen = set[str]()
     for place in map(storage.make_absolute, places):
         try:
@@ -66,13 +108,16 @@ def _iterate_runs(places: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any
             folders = []
         for folder in itertools.chain([place], sorted(folders)):
             folder = folder.rstrip("/")
-            file = storage.join(folder, RUN_FILE)
-            if folder in seen or not storage.exists(file):
+            if folder in seen:
                 continue
             seen.add(folder)
+            file = storage.join(folder, RUN_FILE)
             try:
-                yield folder, tomllib.loads(storage.read(file).decode())
-            except ValueError:  # a file of other software
+                if storage.exists(file):
+                    yield _Candidate(folder, tomllib.loads(storage.read(file).decode()), None)
+                elif record := read_parents(folder):
+                    yield _Candidate(folder, {}, record)
+            except (ValueError, DataError):  # a file of other software, or a damaged one
                 continue
 
 

@@ -11,6 +11,8 @@ from trainrig.evaluate.data_lineage import LineageNode, find_run_folder, format_
 from trainrig.report.page_rendering import render_page
 
 MODEL_STAGES = ("pretrain", "posttrain", "rl")
+# How models came about that no run made, by the command that wrote them.
+MADE_WITHOUT_RUN = {"average": "averaged weights", "import": "imported model"}
 WIDTH = 160  # px of a box
 HEIGHT = 58
 LANE = 6  # px of the height in which a line passes a column
@@ -50,6 +52,8 @@ def describe_stage(node: LineageNode) -> str:
     if node.stage in MODEL_STAGES:
         adapter = ", adapter" if node.settings.get("lora") else ""
         return f"{node.stage}: {objective}{adapter}"
+    if node.stage in MADE_WITHOUT_RUN:
+        return MADE_WITHOUT_RUN[node.stage]
     if node.stage is None and node.folder is not None:
         return "model of no run"
     return node.stage or "not found"
@@ -136,7 +140,7 @@ def _measure_depths(root: LineageNode, nodes: Mapping[str, LineageNode]) -> dict
 def _choose_kind(node: LineageNode) -> str:
     if node.folder is None:
         return "lost"
-    return "model" if node.stage in (*MODEL_STAGES, None) else "data"
+    return "model" if node.stage in (*MODEL_STAGES, *MADE_WITHOUT_RUN, None) else "data"
 
 
 def _write_lines(node: LineageNode) -> tuple[str, ...]:

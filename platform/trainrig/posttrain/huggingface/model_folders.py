@@ -20,9 +20,16 @@ from trainrig.storage.writable import check_folder
 from trainrig.tokens.chat import TEMPLATE
 from trainrig.tokens.special_tokens import MODEL_CONFIG, find_special_tokens
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import (
+    PARENTS,
+    find_exported_parents,
+    record_parents,
+)
 
 # Files of an import, and hidden ones that are being written.
-_IMPORTED = re.compile(r"attempts/\.?\d+[^/]*|checkpoints/step_\d+/attempt-\d+/.+")
+_IMPORTED = re.compile(
+    rf"attempts/\.?\d+[^/]*|checkpoints/step_\d+/attempt-\d+/.+|\.?{re.escape(PARENTS)}[^/]*"
+)
 
 
 def export_checkpoint(
@@ -51,6 +58,7 @@ def export_checkpoint(
         config = beside
         read = partial(read_generator_tensor, stored.read)
     family = write_folder(out, config, read, stored.files, settings, TEMPLATE, keep)
+    record_parents(out, "export", {"checkpoint": stored.path})
     return {
         "output": out,
         "checkpoint": stored.path,
@@ -86,6 +94,7 @@ def import_checkpoint(
     path = _find_import(out, model) if taken else None
     if path is None:
         try:
+            record_parents(out, "import", {}, find_exported_parents(folder))
             path = checkpoint.write_model(out, config, files.tokenizer, model.tensors, files.beside)
         # Also after an interrupt: a partial folder would be refused as not empty.
         except BaseException:

@@ -32,6 +32,7 @@ from trainrig.posttrain.huggingface import peft_layers, peft_settings
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.special_tokens import NEW_TOKENS
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint.model_parents import find_exported_parents, record_parents
 from trainrig.train.training_job import Adapter
 
 
@@ -102,6 +103,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     with storage.atomic_file(storage.join(out, peft_settings.WEIGHTS)) as local:
         save_file(tensors, local, metadata={"format": "pt"})
     storage.write(storage.join(out, peft_settings.CONFIG), json.dumps(settings, indent=2).encode())
+    record_parents(out, "export", {"checkpoint": opened.path})
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
 
 
@@ -195,6 +197,7 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     _check_sizes(folder, config, lora, tensors)
     adapter = Adapter(lora, path, checkpoint.compute_manifest_sum(path))
     beside = checkpoint.read_tokenizer_files(path).beside
+    record_parents(out, "import", {"base": path}, find_exported_parents(folder))
     written = checkpoint.write_adapter(out, config, below.tokenizer, adapter, tensors, beside)
     parameters = sum(value.numel() for value in tensors.values())
     return {"output": out, "checkpoint": written, "base": path, "parameters": parameters}

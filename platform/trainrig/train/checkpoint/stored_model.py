@@ -22,6 +22,7 @@ from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import checkpoint_metadata, manifest, tensor_index
 from trainrig.train.checkpoint.adapter import OpenAdapter, merge_weight, open_adapter, require_base
+from trainrig.train.checkpoint.model_parents import record_parents
 from trainrig.train.checkpoint.rank_file import StagedFile, tensor_file_name
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.run.run_folder import RunFolder
@@ -222,9 +223,10 @@ def _stage(tensors: Mapping[str, Tensor | PlannedTensor], names: list[str]) -> S
 def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
     """Write the mean of the weights of the `count` newest valid checkpoints of `run`.
 
-    It becomes step 0 of the new run folder `out`. Returns the path of that checkpoint, and the
-    steps that were averaged, ascending. The sums are in float64, in the order of steps, so the
-    result is bit-identical on any machine. Raises DataError if the run has fewer checkpoints.
+    It becomes step 0 of the new run folder `out`, which also records these checkpoints. Returns the
+    path of the new checkpoint, and the steps that were averaged, ascending. The sums are in
+    float64, in the order of steps, so the result is bit-identical on any machine. Raises DataError
+    if the run has fewer checkpoints.
     """
     folder = RunFolder(run)
     paths: dict[int, str] = {}
@@ -248,7 +250,8 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
         for name, value in open_model(paths[step]).weights.items():
             total[name] = total[name] + value.double() if name in total else value.double()
     mean = {name: (value / count).float() for name, value in total.items()}
-    return _write_averaged_model(paths[max(paths)], mean, out), sorted(paths)
+    parents = {f"step {step}": paths[step] for step in sorted(paths)}
+    return _write_averaged_model(paths[max(paths)], mean, out, parents), sorted(paths)
 
 
 def write_average(run: str, horizon: int, out: str) -> str:
@@ -272,13 +275,15 @@ def write_average(run: str, horizon: int, out: str) -> str:
             f"training.averaging.horizons = [{horizon}], or average the last checkpoints (--last)"
         ) from None
     prefix = f"average.{horizon}."
-    return _write_averaged_model(
-        path, {name.removeprefix(prefix): tensor for name, tensor in held.items()}, out
-    )
+    weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+    return _write_averaged_model(path, weights, out, {"checkpoint": path})
 
 
-def _write_averaged_model(like: str, weights: dict[str, Tensor], out: str) -> str:
+def _write_averaged_model(
+    like: str, weights: dict[str, Tensor], out: str, parents: Mapping[str, str]
+) -> str:
     config, tokenizer = checkpoint_metadata.describe(like)
+    record_parents(out, "average", parents)
     return write_model(
         out, config, tokenizer, weights, checkpoint_metadata.read_tokenizer_files(like).beside
     )
