@@ -13,12 +13,12 @@ from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.launch.submit.run_paths import find_input_problems
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
+from trainrig.scaling.sweep.design_points import list_design_points
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
 from trainrig.scaling.sweep.trials import (
     build_run_file,
-    list_design_points,
     plan,
     read_sweep_tokens,
 )

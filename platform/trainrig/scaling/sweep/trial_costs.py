@@ -1,0 +1,56 @@
+"""Speed and price of a sweep's trials, from the table of hardware."""
+
+import math
+
+from trainrig import hardware
+from trainrig.errors import ConfigError
+from trainrig.estimate.cost_estimate import USUAL_SHARE
+from trainrig.scaling.sweep.budget_units import SweepBudget
+from trainrig.scaling.sweep.sweep_run_file import Sweep
+
+
+def compute_usd_an_hour(sweep: Sweep) -> float:
+    """Return the price of one trial in USD per hour, or NaN if no instance is named.
+
+    Raises ConfigError if there is no such instance.
+    """
+    wanted = sweep.trials
+    if wanted.instance is None:
+        return math.nan
+    machine = hardware.load().find_instance(wanted.instance)
+    share = wanted.gpus / machine.devices if wanted.gpus else wanted.cpus / machine.vcpus
+    return share * machine.usd
+
+
+def convert_to_flops(sweep: Sweep, budget: SweepBudget, speed: float | None) -> float:
+    """Convert a budget to FLOPs.
+
+    `speed` is the FLOP/s that one trial reaches; None: the usual share of the peak of
+    `trials.instance`. Raises ConfigError if the speed or the price is unknown.
+    """
+    if budget.unit == "FLOPs":
+        return budget.amount
+    hours = budget.amount
+    if budget.unit == "USD":
+        price = compute_usd_an_hour(sweep)
+        if not price > 0:
+            raise ConfigError(
+                f"design.budgets: {budget.amount:g}USD needs the price of a trial; set "
+                "trials.instance to an instance of the table of hardware, or give FLOPs or h"
+            )
+        hours = budget.amount / price
+    return hours * 3600 * (speed or _estimate_speed(sweep, budget))
+
+
+def _estimate_speed(sweep: Sweep, budget: SweepBudget) -> float:
+    """Return the FLOP/s of one trial at the usual share of its devices' peak."""
+    wanted = sweep.trials
+    if wanted.instance is None:
+        raise ConfigError(
+            f"design.budgets: {budget.amount:g}{budget.unit} needs the speed of a trial; set "
+            "design.flops_per_second as measured, or trials.instance, or give FLOPs"
+        )
+    table = hardware.load()
+    device = table.find_device(table.find_instance(wanted.instance).device)
+    devices = wanted.gpus if device.accelerator else wanted.cpus
+    return devices * device.find_peak(sweep.training.precision.compute) * USUAL_SHARE
