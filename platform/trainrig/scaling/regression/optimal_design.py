@@ -125,8 +125,9 @@ def extend_design(
     budget: float,
     share: float,
     least_sizes: int,
+    most_trials: int,
 ) -> list[int]:
-    """Choose trials of `candidates` that cost at most `budget` FLOPs together, best first.
+    """Choose up to `most_trials` of `candidates` that cost at most `budget` FLOPs, best first.
 
     No trial costs more than `share` of the budget. A trial may be chosen several times, which
     repeats it with other seeds. Each of the first `least_sizes` trials of a design has another
@@ -135,7 +136,7 @@ def extend_design(
     """
     chosen: list[int] = []
     left = budget
-    while True:
+    while len(chosen) < most_trials:
         missing = max(0, least_sizes - len(knowledge.sizes))
         most = min(left / max(1, missing), share * budget)
         affordable = [
@@ -144,12 +145,13 @@ def extend_design(
             if trial.cost <= most and not (missing and trial.parameters in knowledge.sizes)
         ]
         if not affordable:
-            return chosen
+            break
         gains = [_measure_gain_for_cost(knowledge, candidates[place]) for place in affordable]
         best = affordable[int(np.argmax(gains))]
         knowledge.add(candidates[best])
         left -= candidates[best].cost
         chosen.append(best)
+    return chosen
 
 
 def _measure_gain_for_cost(knowledge: TargetKnowledge, trial: CandidateTrial) -> float:

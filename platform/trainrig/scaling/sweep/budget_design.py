@@ -36,6 +36,7 @@ LATER_STAGES = (1 / 4, 1.0)
 # the form's error than they teach, and a larger one would leave no other.
 LEAST_SHARE = 0.08
 MOST_SHARE = 0.5
+MOST_TRIALS = 12  # of a stage, where the data allow no longer runs
 SIZE_STEP = 2.0  # ratio of neighbouring sizes, and of neighbouring D/N
 MOST_LENGTHS = 4  # runs of a trial; each is half as long as the next
 LEVEL = 0.95  # of the interval whose width is announced and measured
@@ -46,6 +47,9 @@ BuildTrial = Callable[[float, Sequence[float]], tuple[Sequence[float], Candidate
 It returns the lengths that the trial keeps, and a candidate with the model's own N, the tokens of
 whole steps, and the exact number of operations.
 """
+
+
+_Found = tuple[float, Sequence[float], CandidateTrial]  # requested N and lengths, and the trial
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,13 @@ def design_trials(
         if (built := build_trial(parameters, tokens)) is not None
     ]
     _check_target(design, budgets, [trial for *_, trial in found])
+    needed = _compute_least_budget([trial for *_, trial in found])
+    if budgets[0] < needed:
+        raise ConfigError(
+            f"design.budgets: {budgets[0]:.3g} FLOPs are too few for trials of {LEVELS} sizes, "
+            f"which a law needs; set {1.01 * needed:.3g}FLOPs or more, or allow smaller "
+            "design.parameters"
+        )
     smallest = min((trial for *_, trial in found), key=lambda trial: trial.cost)
     laws = [
         limit_to_guess(law, smallest.parameters, smallest.tokens[0], guess)
@@ -153,9 +164,12 @@ def design_trials(
     repeats: Counter[float] = Counter()  # trials of each size
     for limit in _list_limits(budgets):
         left = limit - sum(trial.candidate.cost for trial in chosen)
-        open_ones = [entry for entry in found if entry[-1].cost >= LEAST_SHARE * left]
+        sizes_known = len(knowledge.sizes) >= LEVELS
+        if not sizes_known and left < needed:
+            continue  # the next stage begins with all sizes that a fit asks for
+        open_ones = _select_worthwhile(found, left, sizes_known)
         places = extend_design(
-            knowledge, [trial for *_, trial in open_ones], left, MOST_SHARE, LEVELS
+            knowledge, [trial for *_, trial in open_ones], left, MOST_SHARE, LEVELS, MOST_TRIALS
         )
         for place in places:
             parameters, tokens, trial = open_ones[place]
@@ -164,8 +178,6 @@ def design_trials(
             chosen.append(DesignedTrial(parameters, tuple(tokens), seed, len(stages), trial))
         if places:
             stages.append(_describe_stage(chosen, knowledge, design.noise))
-        if limit == budgets[0] and len({trial.parameters for trial in chosen}) < LEVELS:
-            raise _describe_small_budget(budgets[0], [trial for *_, trial in found])
     return BudgetDesign(design, tuple(chosen), tuple(stages))
 
 
@@ -225,14 +237,31 @@ def _check_target(
         )
 
 
-def _describe_small_budget(budget: float, trials: Sequence[CandidateTrial]) -> ConfigError:
+def _compute_least_budget(trials: Sequence[CandidateTrial]) -> float:
+    """Return the least FLOPs that pay for trials of LEVELS sizes, with an equal part for each."""
     cheapest: dict[float, float] = {}  # least cost, keyed by size
     for trial in trials:
         cost = min(trial.cost, cheapest.get(trial.parameters, math.inf))
         cheapest[trial.parameters] = cost
-    costs = sorted(cheapest.values())[:LEVELS]
-    needed = max(LEVELS * costs[-1], costs[-1] / MOST_SHARE)
-    return ConfigError(
-        f"design.budgets: {budget:.3g} FLOPs are too few for trials of {LEVELS} sizes, which a law "
-        f"needs; set {needed:.2g}FLOPs or more, or allow smaller design.parameters"
-    )
+    return LEVELS * sorted(cheapest.values())[LEVELS - 1]
+
+
+def _select_worthwhile(
+    found: Sequence[_Found], budget: float, sizes_known: bool
+) -> Sequence[_Found]:
+    """Return the trials that may take part in a stage of `budget` FLOPs.
+
+    They cost at least LEAST_SHARE of it. Unless the design has all sizes that a fit asks for, or if
+    the data allow no trial of that cost, the costliest of each size that an equal part of the
+    budget pays for may take part, too.
+    """
+    large = [entry for entry in found if entry[-1].cost >= LEAST_SHARE * budget]
+    if large and sizes_known:
+        return large
+    costliest: dict[float, _Found] = {}
+    for entry in found:
+        trial = entry[-1]
+        best = costliest.get(trial.parameters)
+        if trial.cost <= budget / LEVELS and (best is None or trial.cost > best[-1].cost):
+            costliest[trial.parameters] = entry
+    return [entry for entry in found if entry in large or entry in costliest.values()]
