@@ -53,4 +53,5 @@ def _estimate_speed(sweep: Sweep, budget: SweepBudget) -> float:
     table = hardware.load()
     device = table.find_device(table.find_instance(wanted.instance).device)
     devices = wanted.gpus if device.accelerator else wanted.cpus
-    return devices * device.find_peak(sweep.training.precision.compute) * USUAL_SHARE
+    precision = sweep.training.precision.resolve(device.computes_narrow)
+    return devices * device.find_peak(precision.peak) * USUAL_SHARE
