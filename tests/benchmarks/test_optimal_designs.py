@@ -9,7 +9,6 @@ docs/evidence/scaling-laws.md has its table.
 import datetime
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ TARGET = (1e9, 2e10)
 BUDGET = 1e18
 NOISE = 0.003  # standard deviation of log loss
 DRIFT = 0.005  # standard deviation of the drift of log loss over a factor e of compute
-SWEEPS = 8
+SWEEPS = 6
 DECAY = 0.2  # share of a shorter run that is trained beside its trial's longest run
 SIZES = np.array([1.0, 2.0, 4.0, 8.0])
 
@@ -114,30 +113,32 @@ def simulate_runs(trials: Sequence[CandidateTrial], seed: int, drift: float) -> 
 
 
 def predict_target(trials: Sequence[CandidateTrial], seed: int, drift: float) -> dict[str, float]:
-    """Return the relative error and width of the prediction, and whether it holds the truth."""
+    """Return the relative error and width of the prediction, and whether it holds the truth.
+
+    A prediction without an interval counts as infinitely wide.
+    """
     runs = simulate_runs(trials, seed, drift)
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=100)), "simulated").law
 
     def quantity(form: Any) -> float:
         return float(form.compute_loss(*TARGET))
 
-    interval = law.predict_interval(quantity, *TARGET)
-    assert interval is not None
     truth = quantity(draw_law(np.random.default_rng([seed, 0])))
-    width = ((interval.high or math.inf) - (interval.low or 0.0)) / law.combine(quantity)
-    return {
-        "error": law.combine(quantity) / truth - 1,
-        "width": width,
-        "held": float(interval.contains(truth)),
-    }
+    error = law.combine(quantity) / truth - 1
+    interval = law.predict_interval(quantity, *TARGET)
+    if interval is None or interval.high is None:
+        return {"error": error, "width": math.inf, "held": 0.0}
+    width = (interval.high - (interval.low or 0.0)) / law.combine(quantity)
+    return {"error": error, "width": width, "held": float(interval.contains(truth))}
 
 
 def summarise(found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return the root mean square error, the median width with its range, and how many held."""
     errors, widths = (np.array([one[key] for one in found]) for key in ("error", "width"))
     return {
         "error": round(float(np.sqrt(np.mean(errors**2))), 5),
         "width": round(float(np.median(widths)), 4),
-        "widths": np.quantile(widths, [0.1, 0.9]).round(4).tolist(),
+        "widths": [round(float(np.min(widths)), 4), round(float(np.max(widths)), 4)],
         "held": sum(one["held"] for one in found),
     }
 
@@ -145,7 +146,6 @@ def summarise(found: Sequence[dict[str, float]]) -> dict[str, Any]:
 @pytest.mark.bench
 @pytest.mark.timeout(3600)
 def test_designs_of_equal_cost_are_compared() -> None:
-    begun = time.process_time()
     optimal = design_optimally()
     designs = {
         "OptimalDesign": [trial.candidate for trial in optimal.trials],
@@ -164,7 +164,6 @@ def test_designs_of_equal_cost_are_compared() -> None:
     whole = {
         "date": datetime.date.today().isoformat(),
         "sweeps": SWEEPS,
-        "cpu_seconds": round(time.process_time() - begun),
         "expected_width": round(optimal.stages[-1].expected_width, 4),
         "designs": {
             name: {
