@@ -133,23 +133,13 @@ def draw_processes() -> None:
         picture.add_arrow((left + 120, 106), (left + 120, 138))
         for rank in range(2):
             x = left + 20 + 106 * rank
-            picture.add_box(
-                x, 240, 94, 62, f"rank {2 * node + rank}", "training loop,", "no Ray", kind="accent"
-            )
+            picture.add_box(x, 240, 94, 62, f"rank {2 * node + rank}", "training loop,", "no Ray", kind="accent")
             picture.add_arrow((left + 80 + 80 * rank, 196), (x + 47, 238))
     picture.add_arrow((290, 262), (340, 262), (340, 78), (408, 78))
     picture.add_text(340, 66, "starts")
     picture.add_arrow((408, 96), (356, 96), (356, 346), (90, 346), (90, 304), dashed=True)
     picture.add_text(225, 340, "heartbeats and exits")
-    picture.add_box(
-        390,
-        352,
-        495,
-        52,
-        "run folder, on disk or S3",
-        "checkpoints, events, metrics: the newest valid manifest is the truth",
-        kind="warm",
-    )
+    picture.add_box(390, 352, 495, 52, "run folder, on disk or S3", "checkpoints, events, metrics: the newest valid manifest is the truth", kind="warm")
     for x in (510, 765):
         picture.add_arrow((x, 304), (x, 350))
     picture.write("processes.svg")
@@ -158,23 +148,13 @@ def draw_processes() -> None:
 def draw_exact_step() -> None:
     """Draw one step: micro-batches, virtual workers, and the tree that adds their gradients."""
     picture = Picture(900, 450, "One step of exact training")
-    picture.add_text(
-        450, 22, "step k: a global batch of 8 micro-batches, a function of the run file and k", ""
-    )
+    picture.add_text(450, 22, "step k: a global batch of 8 micro-batches, a function of the run file and k", "")
     for index in range(8):
         picture.add_box(30 + 106 * index, 36, 94, 44, f"{index}", "micro-batch")
     colours = ("accent", "accent", "warm", "warm")
     for virtual in range(4):
         left = 30 + 212 * virtual
-        picture.add_box(
-            left,
-            124,
-            200,
-            60,
-            f"virtual worker {virtual}",
-            "adds its gradients in sequence",
-            kind=colours[virtual],
-        )
+        picture.add_box(left, 124, 200, 60, f"virtual worker {virtual}", "adds its gradients in sequence", kind=colours[virtual])
         for part in range(2):
             x = left + 47 + 106 * part
             picture.add_arrow((x, 80), (x, 122))
@@ -182,9 +162,7 @@ def draw_exact_step() -> None:
     picture.add_box(560, 232, 306, 52, "sum of virtual workers 2 and 3")
     for virtual, target in enumerate((230, 348, 654, 772)):
         picture.add_arrow((130 + 212 * virtual, 184), (target, 230))
-    picture.add_box(
-        300, 330, 300, 52, "gradient of the global batch", "one fixed tree: the same bits"
-    )
+    picture.add_box(300, 330, 300, 52, "gradient of the global batch", "one fixed tree: the same bits")
     picture.add_arrow((289, 284), (400, 328))
     picture.add_arrow((713, 284), (500, 328))
     picture.add_text(450, 412, "clip, then update: the same weights", "")
