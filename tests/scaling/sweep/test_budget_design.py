@@ -7,7 +7,7 @@ import pytest
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.law_forms import Parametric
-from trainrig.scaling.regression.optimal_design import CandidateTrial
+from trainrig.scaling.regression.optimal_design import CandidateTrial, TargetKnowledge
 from trainrig.scaling.sweep.budget_design import (
     BudgetDesign,
     design_trials,
@@ -130,3 +130,29 @@ def test_a_prior_is_lowered_to_a_blind_guess_for_small_models():
     assert lowered.compute_loss(1e4, 1e5) == pytest.approx(6.0)
     assert (lowered.E, lowered.alpha, lowered.beta) == (law.E, law.alpha, law.beta)
     assert limit_to_guess(law, 1e9, 1e10, 6.0) == law
+
+
+@pytest.mark.parametrize(("beside", "share"), [(0.0, 0.8), (0.05, 1.0)])
+def test_an_optimal_design_is_expected_to_predict_better_than_a_grid_of_equal_cost(beside, share):
+    """Compare the variance under laws that the design assumes, and under others."""
+    laws = [
+        law.model_copy(update={"alpha": law.alpha + beside, "beta": law.beta - beside})
+        for law in find_prior_laws(None)
+    ]
+    grid = [(n, tuple(r * n for r in (5, 10, 20, 40))) for n in (1.0, 2.0, 4.0, 8.0)]
+    cost = sum(6 * n * sum(tokens) for n, tokens in grid)
+    scale = (1e18 / cost) ** 0.5
+    found = {}
+    designs = {
+        "optimal": [trial.candidate for trial in design_for([1e18]).trials],
+        "grid": [
+            CandidateTrial(n * scale, tuple(scale * d for d in tokens), 6 * n * sum(tokens))
+            for n, tokens in grid
+        ],
+    }
+    for name, trials in designs.items():
+        knowledge = TargetKnowledge(laws, *TARGET, 0.003)
+        for trial in trials:
+            knowledge.add(trial)
+        found[name] = knowledge.variances
+    assert (found["optimal"] < share * found["grid"]).all()

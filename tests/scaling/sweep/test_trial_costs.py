@@ -7,7 +7,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.cost_estimate import USUAL_SHARE
 from trainrig.scaling.sweep.budget_units import parse_budget
 from trainrig.scaling.sweep.sweep_run_file import Sweep
-from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour, convert_to_flops
+from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour, convert_to_flops, describe_cost
 
 
 def build(**trials: object) -> Sweep:
@@ -42,3 +42,13 @@ def test_a_budget_without_a_price_or_a_speed_is_refused(budget, problem):
     assert math.isnan(compute_usd_an_hour(sweep))
     with pytest.raises(ConfigError, match=problem):
         convert_to_flops(sweep, parse_budget(budget), None)
+
+
+def test_a_cost_is_described_as_far_as_speed_and_price_are_known():
+    assert describe_cost(build(), 3.6e15, None) == ""
+    assert describe_cost(build(), 3.6e15, 1e12) == ", 1 h of one trial"
+    sweep = build(instance="p5.48xlarge", gpus=2)
+    price = compute_usd_an_hour(sweep)
+    assert describe_cost(sweep, 7.2e15, 1e12) == f", 2 h of one trial, {2 * price:.2f} USD"
+    hours = convert_to_flops(sweep, parse_budget("3h"), None)
+    assert describe_cost(sweep, hours, None).startswith(", 3 h of one trial, ")

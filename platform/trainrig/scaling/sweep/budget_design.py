@@ -72,11 +72,14 @@ class DesignStage:
     flops: float
     expected_width: float  # of the interval of the loss at the target, relative to the loss
 
-    def describe(self) -> str:
-        """Return one line with the stage's size, cost and expected width."""
+    def describe(self, cost: str = "") -> str:
+        """Return one line with the stage's size, its cost and the expected width.
+
+        `cost` follows the FLOPs: their hours and dollars, if known.
+        """
         return (
-            f"{self.trials} trials, {self.runs} runs, {self.flops:.3g} FLOPs in all; expected "
-            f"width of the predicted loss {self.expected_width:.1%}"
+            f"{self.trials} trials, {self.runs} runs, {self.flops:.3g} FLOPs{cost} in all; "
+            f"expected width of the predicted loss {self.expected_width:.1%}"
         )
 
 

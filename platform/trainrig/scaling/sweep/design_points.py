@@ -16,7 +16,7 @@ from trainrig.scaling.regression.optimal_design import CandidateTrial
 from trainrig.scaling.sweep.budget_design import BudgetDesign, design_trials
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import DesignPoint, ModelShape, OptimalDesign, Sweep
-from trainrig.scaling.sweep.trial_costs import convert_to_flops
+from trainrig.scaling.sweep.trial_costs import convert_to_flops, describe_cost
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -136,7 +136,6 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float | str]:
     )
     smaller = describe_smaller_batches(sweep, trials)
     made = [(trial, begin, end) for trial in trials for begin, end in _list_segments(sweep, trial)]
-    stages = enumerate(designed.stages if designed else (), 1)
     return {
         "trials": len(trials),
         "runs": sum(len(trial.lengths) for trial in trials),
@@ -155,7 +154,16 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float | str]:
             for trial, begin, end in made
         ),
         **({"smaller_batches": smaller} if smaller else {}),
-        **{f"stage_{number}": stage.describe() for number, stage in stages},
+        **(_describe_stages(sweep, designed) if designed else {}),
+    }
+
+
+def _describe_stages(sweep: Sweep, designed: BudgetDesign) -> dict[str, str]:
+    """Return a line for each stage, keyed by the name of the fact."""
+    speed = designed.design.flops_per_second
+    return {
+        f"stage_{number}": stage.describe(describe_cost(sweep, stage.flops, speed))
+        for number, stage in enumerate(designed.stages, 1)
     }
 
 

@@ -5,6 +5,7 @@ import math
 from trainrig import hardware
 from trainrig.errors import ConfigError
 from trainrig.estimate.cost_estimate import USUAL_SHARE
+from trainrig.scaling.laws.law_formats import format_usd
 from trainrig.scaling.sweep.budget_units import SweepBudget
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 
@@ -39,17 +40,37 @@ def convert_to_flops(sweep: Sweep, budget: SweepBudget, speed: float | None) -> 
                 "trials.instance to an instance of the table of hardware, or give FLOPs or h"
             )
         hours = budget.amount / price
-    return hours * 3600 * (speed or _estimate_speed(sweep, budget))
-
-
-def _estimate_speed(sweep: Sweep, budget: SweepBudget) -> float:
-    """Return the FLOP/s of one trial at the usual share of its devices' peak."""
-    wanted = sweep.trials
-    if wanted.instance is None:
+    speed = speed or _estimate_speed(sweep)
+    if speed is None:
         raise ConfigError(
             f"design.budgets: {budget.amount:g}{budget.unit} needs the speed of a trial; set "
             "design.flops_per_second as measured, or trials.instance, or give FLOPs"
         )
+    return hours * 3600 * speed
+
+
+def describe_cost(sweep: Sweep, flops: float, speed: float | None) -> str:
+    """Describe the hours of one trial and the dollars that `flops` take, as far as known.
+
+    `speed` is as for `convert_to_flops`.
+    """
+    speed = speed or _estimate_speed(sweep)
+    if speed is None:
+        return ""
+    hours = flops / speed / 3600
+    price = compute_usd_an_hour(sweep)
+    dollars = "" if math.isnan(price) else f", {format_usd(hours * price)} USD"
+    return f", {hours:,.3g} h of one trial{dollars}"
+
+
+def _estimate_speed(sweep: Sweep) -> float | None:
+    """Return the FLOP/s of one trial at the usual share of its devices' peak.
+
+    Returns None if `trials.instance` is not set.
+    """
+    wanted = sweep.trials
+    if wanted.instance is None:
+        return None
     table = hardware.load()
     device = table.find_device(table.find_instance(wanted.instance).device)
     devices = wanted.gpus if device.accelerator else wanted.cpus
