@@ -8,7 +8,6 @@ alone.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -424,9 +423,7 @@ def draw_optimal_designs() -> str:
     for kind, by_design in results["found"].items():
         for name, found in by_design.items():
             size = results["designs"][name]
-            low, high = (
-                f"{width:.1%}" if width < math.inf else "none" for width in found["widths"]
-            )
+            low, high = ("none" if width is None else f"{width:.1%}" for width in found["widths"])
             rows.append(
                 [
                     f"{name}, {kind}",

@@ -138,7 +138,10 @@ def summarise(found: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {
         "error": round(float(np.sqrt(np.mean(errors**2))), 5),
         "width": round(float(np.median(widths)), 4),
-        "widths": [round(float(np.min(widths)), 4), round(float(np.max(widths)), 4)],
+        "widths": [
+            round(float(end), 4) if end < math.inf else None
+            for end in (np.min(widths), np.max(widths))
+        ],
         "held": sum(one["held"] for one in found),
     }
 
