@@ -71,7 +71,8 @@ class TargetKnowledge:
     @property
     def variances(self) -> Array:
         """The variance [L] of the expected log loss at the target."""
-        return np.einsum("lp,lpq,lq->l", self._gradients, self._covariances, self._gradients)
+        across = np.einsum("lpq,lq->lp", self._covariances, self._gradients)
+        return np.asarray(np.einsum("lp,lp->l", self._gradients, across))
 
     def measure_gain(self, trial: CandidateTrial) -> float:
         """Measure how much `trial` lowers the logarithm of the variance, averaged over the laws."""
