@@ -90,7 +90,7 @@ class TargetKnowledge:
         self._covariances = (reduced + reduced.transpose(0, 2, 1)) / 2
 
     def _project(self, trial: CandidateTrial) -> tuple[Array, Array]:
-        """Return the covariance [L, R] of runs and target, and that of the runs [L, R, R]."""
+        """Return the covariances of runs with the target [L, R], and among runs [L, R, R]."""
         slopes = self._differentiate(trial.parameters, trial.tokens)
         across = slopes @ self._covariances
         count = len(trial.tokens)

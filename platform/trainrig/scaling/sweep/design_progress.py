@@ -98,7 +98,7 @@ def serialise_progress(
     """Return the design and the predictions after its finished stages as JSON."""
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(designed.stages):
-        entry = {
+        entry: dict[str, Any] = {
             "trials": stage.trials,
             "runs": stage.runs,
             "flops": stage.flops,

@@ -93,11 +93,11 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         if designed:
             check_earlier_design(run.output, trials)
             _write_progress(stage, designed, trials, [])
-        trials, runs, predictions = driver.train_stages(trials, designed)
+        trained, runs, predictions = driver.train_stages(trials, designed)
         runs.write(stage.build_path(RUNS_FILE))
-        storage.write(stage.build_path(PLANNED_TRIALS), sweep_table.serialise_design(run, trials))
+        storage.write(stage.build_path(PLANNED_TRIALS), sweep_table.serialise_design(run, trained))
         names = [RUNS_FILE, PLANNED_TRIALS, *([rate_search.SEARCH_RESULT] if run.search else [])]
-        counts = sweep_table.summarise_sweep(trials, data, runs)
+        counts = sweep_table.summarise_sweep(trained, data, runs)
         if designed:
             names.append(DESIGN_FILE)
             counts |= summarise_prediction(designed, predictions)
