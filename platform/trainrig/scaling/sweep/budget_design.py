@@ -36,10 +36,10 @@ LATER_STAGES = (1 / 4, 1.0)
 # the form's error than they teach, and a larger one would leave no other.
 LEAST_SHARE = 0.08
 MOST_SHARE = 0.5
-MOST_TRIALS = 12  # of a stage, where the data allow no longer runs
+MOST_TRIALS = 12  # trials of a stage, where the data allow no longer runs
 SIZE_STEP = 2.0  # ratio of neighbouring sizes, and of neighbouring D/N
 MOST_LENGTHS = 4  # runs of a trial; each is half as long as the next
-LEVEL = 0.95  # of the interval whose width is announced and measured
+LEVEL = 0.95  # level of the interval whose width is announced and measured
 
 BuildTrial = Callable[[float, Sequence[float]], tuple[Sequence[float], CandidateTrial] | None]
 """Function that builds the trial of a requested size and lengths, or returns None if it cannot.
@@ -65,12 +65,12 @@ class DesignedTrial:
 
 @dataclass(frozen=True)
 class DesignStage:
-    """What a sweep has cost and tells after a stage, all earlier stages included."""
+    """Cost and expected width of a sweep after a stage, with all earlier stages."""
 
     trials: int
     runs: int
     flops: float
-    expected_width: float  # of the interval of the loss at the target, relative to the loss
+    expected_width: float  # width of the target's interval, relative to its loss
 
     def describe(self, cost: str = "") -> str:
         """Return one line with the stage's size, its cost and the expected width.
@@ -85,7 +85,7 @@ class DesignStage:
 
 @dataclass(frozen=True)
 class BudgetDesign:
-    """All trials of a design, and what each stage is expected to tell."""
+    """Trials of a design, and the cost and expected width of each stage."""
 
     design: OptimalDesign
     trials: tuple[DesignedTrial, ...]

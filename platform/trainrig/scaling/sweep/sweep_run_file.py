@@ -164,7 +164,7 @@ class OptimalDesign(config.Settings):
 
     kind: Literal["OptimalDesign"] = "OptimalDesign"
     # What all runs together may cost: ["1e18FLOPs"], ["20h"] of one trial or ["50USD"]. Append a
-    # larger budget to continue later; what was trained is kept.
+    # larger budget to continue later; finished runs are kept.
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]
     predict: tuple[Positive, Positive]  # N and D of the run to predict
     # Relative width of the predicted loss's 95% interval at which the sweep ends before its budget
