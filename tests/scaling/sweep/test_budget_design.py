@@ -15,6 +15,7 @@ from trainrig.scaling.sweep.budget_design import (
     limit_to_guess,
 )
 from trainrig.scaling.sweep.sweep_run_file import OptimalDesign, Sweep
+from trainrig.scaling.sweep.sweep_tasks import make_paths_absolute
 
 TARGET = (1e9, 2e10)
 
@@ -101,6 +102,9 @@ def test_the_least_budget_that_an_error_names_is_enough():
         ({"budgets": ["3kWh"]}, "unknown unit 'kWh'"),
         ({"budgets": ["1e18FLOPs", "20h"]}, "give all budgets in one unit"),
         ({"budgets": ["2h", "1h"]}, "2h, 1h: each budget must be larger than the one before"),
+        ({"parameters": [3e6, 1e6]}, "parameters: the least value, 3e+06, is above the greatest"),
+        ({"tokens_per_parameter": [40, 4]}, "tokens_per_parameter: the least value, 40, is above"),
+        ({"noise": 1e-9}, "design.noise: input should be greater than or equal to 0.000001"),
     ],
 )
 def test_an_impossible_run_file_is_refused_in_one_line(changes, problem):
@@ -121,6 +125,20 @@ def test_a_prior_is_a_published_law_or_the_mean_of_three():
     assert len(find_prior_laws(None)) == 3
     (law,) = find_prior_laws("muennighoff")
     assert isinstance(law, Parametric) and law.alpha == law.beta
+
+
+def test_a_prior_in_a_file_does_not_depend_on_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    design = {"kind": "OptimalDesign", "budgets": ["1e18FLOPs"], "predict": TARGET}
+    for prior, found in (("law.json", str(tmp_path / "law.json")), ("hoffmann", "hoffmann")):
+        given = {"tokens": "t", "output": "o", "design": design | {"prior": prior}}
+        run = make_paths_absolute(config.build(Sweep, given, "s"))
+        assert run.design.prior == found and run.output == str(tmp_path / "o")
+
+
+def test_the_least_noise_gives_finite_widths():
+    widths = [stage.expected_width for stage in design_for([1e18], noise=1e-6).stages]
+    assert widths == sorted(widths, reverse=True) and widths[-1] > 0
 
 
 def test_a_prior_is_lowered_to_a_blind_guess_for_small_models():

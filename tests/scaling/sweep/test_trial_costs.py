@@ -52,3 +52,11 @@ def test_a_cost_is_described_as_far_as_speed_and_price_are_known():
     assert describe_cost(sweep, 7.2e15, 1e12) == f", 2 h of one trial, {2 * price:.2f} USD"
     hours = convert_to_flops(sweep, parse_budget("3h"), None)
     assert describe_cost(sweep, hours, None).startswith(", 3 h of one trial, ")
+
+
+def test_trials_that_use_no_gpu_of_their_instance_have_a_price_and_no_known_speed():
+    sweep = build(instance="p5.48xlarge")
+    assert compute_usd_an_hour(sweep) > 0
+    assert describe_cost(sweep, 3.6e15, None) == ""
+    with pytest.raises(ConfigError, match=r"needs the speed of a trial; set .* trials\.gpus"):
+        convert_to_flops(sweep, parse_budget("2h"), None)

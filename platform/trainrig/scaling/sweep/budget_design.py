@@ -92,6 +92,11 @@ class BudgetDesign:
     stages: tuple[DesignStage, ...]
 
 
+def is_law_file(prior: str) -> bool:
+    """Return whether `prior` is the path of a law.json, and not the name of a published law."""
+    return prior.endswith(".json") or "/" in prior or storage.exists(prior)
+
+
 def find_prior_laws(prior: str | None) -> tuple[Parametric, ...]:
     """Return the laws that a design assumes: the published ones, or the law called `prior`.
 
@@ -100,8 +105,7 @@ def find_prior_laws(prior: str | None) -> tuple[Parametric, ...]:
     """
     if prior is None:
         return tuple(_to_parametric(name, LAWS[name].form) for name in PRIORS)
-    is_file = prior.endswith(".json") or "/" in prior or storage.exists(prior)
-    law = read_law(prior) if is_file else find_published_law(prior)
+    law = read_law(prior) if is_law_file(prior) else find_published_law(prior)
     return (_to_parametric(prior, law.form),)
 
 

@@ -175,7 +175,7 @@ class OptimalDesign(config.Settings):
     prior: str | None = None
     # Standard deviation of a run's log loss between seeds. With the usual batches, small runs have
     # .002 to .005.
-    noise: Positive = 0.003
+    noise: Annotated[float, Field(ge=1e-6, le=1)] = 0.003
     # Least and greatest size of the models, in parameters (N); None: from a 512th to half of the
     # size to predict.
     parameters: tuple[Positive, Positive] | None = None
@@ -209,6 +209,17 @@ class OptimalDesign(config.Settings):
                 f"budgets: {', '.join(self.budgets)}: each budget must be larger than the one "
                 "before, which it includes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> Self:
+        for name in ("parameters", "tokens_per_parameter"):
+            limits = getattr(self, name)
+            if limits and limits[0] > limits[1]:
+                raise ValueError(
+                    f"{name}: the least value, {limits[0]:,g}, is above the greatest, "
+                    f"{limits[1]:,g}; give the least first"
+                )
         return self
 
     @model_validator(mode="after")

@@ -44,7 +44,8 @@ def convert_to_flops(sweep: Sweep, budget: SweepBudget, speed: float | None) -> 
     if speed is None:
         raise ConfigError(
             f"design.budgets: {budget.amount:g}{budget.unit} needs the speed of a trial; set "
-            "design.flops_per_second as measured, or trials.instance, or give FLOPs"
+            "design.flops_per_second as measured, or trials.instance (and trials.gpus, if it has "
+            "GPUs), or give FLOPs"
         )
     return hours * 3600 * speed
 
@@ -66,7 +67,8 @@ def describe_cost(sweep: Sweep, flops: float, speed: float | None) -> str:
 def _estimate_speed(sweep: Sweep) -> float | None:
     """Return the FLOP/s of one trial at the usual share of its devices' peak.
 
-    Returns None if `trials.instance` is not set.
+    Returns None if `trials.instance` is not set, or if trials use none of the instance's GPUs: the
+    table of hardware does not have the speed of a GPU instance's CPUs.
     """
     wanted = sweep.trials
     if wanted.instance is None:
@@ -74,5 +76,7 @@ def _estimate_speed(sweep: Sweep) -> float | None:
     table = hardware.load()
     device = table.find_device(table.find_instance(wanted.instance).device)
     devices = wanted.gpus if device.accelerator else wanted.cpus
+    if not devices:
+        return None
     precision = sweep.training.precision.resolve(device.computes_narrow)
     return devices * device.find_peak(precision.peak) * USUAL_SHARE
