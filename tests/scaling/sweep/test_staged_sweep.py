@@ -3,18 +3,20 @@
 The trials are trained in this process, without Ray.
 """
 
+import os
+import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.local_trials import train_in_this_process
 
 from trainrig import config
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, Unfinished
 from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep import sweep as sweep_module
 from trainrig.scaling.sweep.design_progress import StagePrediction
-from trainrig.scaling.sweep.sweep import Sweep, SweepDriver, sweep
-from trainrig.scaling.sweep.trial import SingleRankTrainer, join_single_rank_group, train_trial
+from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.train.run.run_folder import RunFolder
 
 SMALL, LARGE = ("1.8e9FLOPs",), ("1.8e9FLOPs", "3e9FLOPs")
@@ -23,14 +25,7 @@ FOUND = StagePrediction(4.0, 3.5, 4.5)
 
 @pytest.fixture(autouse=True)
 def _train_in_this_process(monkeypatch):
-    def train(driver, work, progress, names, settings):
-        with join_single_rank_group():
-            for name in names:
-                trial = work.find_trial({"name": name})
-                train_trial(driver._run, trial, driver._data, SingleRankTrainer())
-
-    monkeypatch.setattr(SweepDriver, "_on_tune", train)
-    monkeypatch.setattr(sweep_module, "connect_for_trials", lambda run: None)
+    train_in_this_process(monkeypatch)
 
 
 @pytest.fixture
@@ -118,3 +113,29 @@ def test_a_sweep_ends_after_the_stage_whose_prediction_is_narrow_enough(make_swe
     assert counts["stages"] == counts["stages_planned"]
     assert trained < set(count_attempts(stopped))
     assert set(count_attempts(stopped).values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["the file", "SIGTERM"])
+def test_a_stop_request_during_the_fit_ends_the_sweep_before_its_next_stage(
+    make_sweep, monkeypatch, how
+):
+    run = make_sweep("stopped", LARGE)
+
+    def ask(design, runs):
+        if how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            Path(run.output, "stop").touch()
+        return FOUND
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_module, "predict_target", ask)
+        with pytest.raises(Unfinished, match=f"stopped by {how}.* after stage 1; each trial"):
+            sweep(run)
+    trained = set(count_attempts(run))
+    assert not Path(run.output, "stop").exists()
+    monkeypatch.setattr(sweep_module, "predict_target", lambda design, runs: FOUND)
+    counts = sweep(run).counts
+    assert counts["stages"] == counts["stages_planned"]
+    assert trained < set(count_attempts(run)) and set(count_attempts(run).values()) == {1}

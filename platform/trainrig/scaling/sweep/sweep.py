@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, Unfinished
 from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
 from trainrig.processes.stop_file import StopRequests
@@ -114,6 +114,7 @@ class SweepDriver:
         self._data = data
         self._show = show
         self._groups: list[TrialsOnTune] = []
+        self._stopped_by: str | None = None  # the stop request that the last group met, if any
         self.failed: dict[str, str] = {}  # reasons, keyed by the name of the trial
 
     def train_stages(
@@ -123,7 +124,7 @@ class SweepDriver:
 
         Returns the trials of the finished stages, the table of their runs, and the prediction after
         each stage of a designed sweep. If trials fail, the table is written before the error is
-        raised.
+        raised. A stop request during the fit after a stage is obeyed before the next stage.
         """
         predictions: list[StagePrediction] = []
         for number in sorted({trial.stage for trial in trials}):
@@ -140,12 +141,20 @@ class SweepDriver:
             runs = sweep_table.build_runs_table(self._run, trained, self._data)
             if designed is None:
                 continue
-            found = predict_target(designed.design, runs)
+            with StopRequests(self._run.output) as stop:
+                found = predict_target(designed.design, runs)
+                stopped_by = self._stopped_by or stop.read_request()
             predictions.append(found)
             report_stage(designed, number, found)
             _write_progress(self._stage, designed, trials, predictions)
             if is_narrow_enough(designed.design, found):
                 break
+            if stopped_by and number + 1 < len(designed.stages):
+                stop.remove_request()
+                raise Unfinished(
+                    f"{self._run.output}: stopped by {stopped_by} after stage {number + 1}; each "
+                    "trial is saved. Run the same command again to resume"
+                )
         return trained, runs, predictions
 
     def train(self, trials: Sequence[Trial]) -> None:
@@ -208,6 +217,8 @@ class SweepDriver:
             # a driver that was killed while it stopped may have left a stop file
             stop.remove_request()
             group.train(names, settings, stop, self._show)
+            # a request that came after the last trial had ended stops none of them
+            self._stopped_by = stop.read_request()
 
     def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
         """Train the runs of one trial, each by a group of workers that Ray Train starts."""
