@@ -447,6 +447,27 @@ def draw_prediction_coverage() -> str:
     return format_table(head, rows) + format_bench_source("prediction-coverage")
 
 
+def draw_optimal_designs() -> str:
+    """Return how well designs of equal cost predict the same larger run."""
+    results = read_bench("optimal-designs")
+    rows = []
+    for kind, by_design in results["found"].items():
+        for name, found in by_design.items():
+            size = results["designs"][name]
+            low, high = ("none" if width is None else f"{width:.1%}" for width in found["widths"])
+            rows.append(
+                [
+                    f"{name}, {kind}",
+                    f"{size['trials']}, {size['runs']}",
+                    f"{found['error']:.2%}",
+                    f"{found['width']:.1%} ({low} to {high})",
+                    f"{found['held']:.0f} of {results['sweeps']}",
+                ]
+            )
+    head = ["design", "trials, runs", "root mean square error", "width: median, range", "held"]
+    return format_table(head, rows) + format_bench_source("optimal-designs")
+
+
 def draw_real_sweep() -> str:
     """Return the results of the real sweep and the prediction of its largest run."""
     path = "tests/chaos/results/sweep.json"
@@ -597,6 +618,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,
     "model-costs": draw_model_costs,
+    "optimal-designs": draw_optimal_designs,
     "parametric-coverage": draw_parametric_coverage,
     "peer-steps": draw_peer_steps,
     "prediction-coverage": draw_prediction_coverage,

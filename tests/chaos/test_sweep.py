@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from support.local_trials import train_in_this_process
 from support.waiting import wait_until
 
 from trainrig import config
@@ -23,6 +25,7 @@ from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable
 from trainrig.scaling.regression.foretelling import HoldOut
+from trainrig.scaling.sweep.design_progress import DESIGN_FILE
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import is_over
 from trainrig.tokens.prepare import Tokenization, tokenize
@@ -36,7 +39,7 @@ PATIENCE = 1_800.0  # s for the runs that a kill waits for
 
 
 def build(tokens: str, output: Path, pairs: list[tuple[float, float]], **changes: Any) -> Sweep:
-    settings = {"stage": "sweep", "tokens": tokens, "output": str(output)}
+    settings: dict[str, Any] = {"stage": "sweep", "tokens": tokens, "output": str(output)}
     settings["design"] = {"kind": "Points", "pairs": pairs}
     return config.build(Sweep, settings | changes, "sweep.toml")
 
@@ -61,13 +64,7 @@ def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
 
     Returns the number of attempts of each finished run.
     """
-    process = start_driver(run, folder)
-    wait_until(
-        lambda: len(find_finished_runs(run)) >= runs, process=process, seconds=PATIENCE, every=0.05
-    )
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}
+    return kill_driver_when(run, lambda: len(find_finished_runs(run)) >= runs, folder)
 
 
 def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
@@ -169,6 +166,79 @@ def test_a_sweep_whose_driver_and_a_trial_are_killed_gives_the_same_table(
     assert read_stable_table(run) == read_stable_table(undisturbed)
     after = {folder: len(RunFolder(folder).read_attempts()) for folder in before}
     assert after == before  # no finished run was trained again
+
+
+OPTIMAL = {
+    "kind": "OptimalDesign",
+    "budgets": ["1.8e9FLOPs", "1.9e9FLOPs"],
+    "predict": [48_000, 20_000],
+    "parameters": [6_000, 24_000],
+    "tokens_per_parameter": [0.1, 0.2],
+    "noise": 0.01,
+}
+
+
+def read_predicted_stages(run: Sweep) -> list[bool]:
+    """Return for each stage of the design whether its prediction was written."""
+    path = Path(run.output, DESIGN_FILE)
+    if not path.exists():
+        return []
+    return ["reason" in stage for stage in json.loads(path.read_bytes())["stages"]]
+
+
+def kill_driver_when(run: Sweep, is_reached: Callable[[], bool], folder: Path) -> dict[str, int]:
+    """Start the sweep, SIGKILL its driver once `is_reached`, and return attempts by finished run.
+
+    The sweep must not have ended before.
+    """
+    process = start_driver(run, folder)
+    wait_until(is_reached, process=process, seconds=PATIENCE, every=0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_designed_sweep_killed_within_and_between_stages_gives_the_same_design_file(
+    tokens, tmp_path, monkeypatch
+):
+    """Train the undisturbed sweep in this process, and two trials of the killed one at a time."""
+    settings: dict[str, Any] = {
+        "design": OPTIMAL,
+        "batches": {"sequence_length": 32, "micro_batch": 4, "epochs": 4},
+        "training": {"fewest_steps": 6, "checkpoint_every": 4},
+    }
+    undisturbed = build(tokens, tmp_path / "one", [], **settings)
+    with monkeypatch.context() as patched:
+        train_in_this_process(patched)
+        sweep(undisturbed)
+    expected = Path(undisturbed.output, DESIGN_FILE).read_bytes()
+    first, *_, last = (stage["runs"] for stage in json.loads(expected)["stages"])
+    together = {"cpus": 0.5, "at_once": 2}
+    run = build(tokens, tmp_path / "killed", [], **settings, trials=together)
+
+    def count() -> int:
+        return len(find_finished_runs(run))
+
+    moments: list[Callable[[], bool]] = [
+        lambda: count() >= 1,  # within the first stage
+        lambda: count() >= first,  # before its prediction is written
+        lambda: any(read_predicted_stages(run)),  # after that
+        lambda: count() > first,  # within the second stage
+    ]
+    kept: dict[str, int] = {}
+    for is_reached in moments:
+        found = kill_driver_when(run, is_reached, tmp_path)
+        assert {folder: found[folder] for folder in kept} == kept
+        kept = found
+    assert first < len(kept) < last
+    resume(run, tmp_path)
+    assert Path(run.output, DESIGN_FILE).read_bytes() == expected
+    assert read_stable_table(run) == read_stable_table(undisturbed)
+    assert len(find_finished_runs(run)) == last
+    assert {folder: len(RunFolder(folder).read_attempts()) for folder in kept} == kept
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.launch.submit.run_paths import find_input_problems
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
+from trainrig.scaling.sweep.design_points import list_design_points
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
 from trainrig.scaling.sweep.trials import (
     build_run_file,
-    list_design_points,
     plan,
     read_sweep_tokens,
 )
@@ -173,6 +173,29 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
 def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         sweep(make_sweep("refused", **changes))
+
+
+OPTIMAL = {
+    "kind": "OptimalDesign",
+    "budgets": ("1.8e9FLOPs",),
+    "predict": (48_000, 20_000),
+    "parameters": (6_000, 24_000),
+    "tokens_per_parameter": (0.1, 0.2),
+    "noise": 0.01,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_an_optimal_design_gives_the_same_bytes_however_many_trials_run_at_once(
+    local_ray, make_sweep
+):
+    one = make_sweep("one", trials={"at_once": 1}, design=OPTIMAL)
+    two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, design=OPTIMAL)
+    assert sweep(one).counts == sweep(two).counts
+    assert read_timeless_table(one) == read_timeless_table(two)
+    design = Path(one.output, "design.json").read_bytes()
+    assert Path(two.output, "design.json").read_bytes() == design
 
 
 def test_a_searcher_without_its_package_is_refused(make_sweep, monkeypatch):

@@ -24,13 +24,12 @@ from trainrig.scaling.mixture.mixture_draws import (
 )
 from trainrig.scaling.mixture.mixture_run_file import MixtureFinding
 from trainrig.scaling.mixture.mixture_settings import MixtureSearch
+from trainrig.scaling.sweep.design_points import estimate_sweep, list_design_points
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
-    estimate_sweep,
-    list_design_points,
     plan,
     read_sweep_tokens,
 )

@@ -11,12 +11,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, Unfinished
 from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
 from trainrig.processes.stop_file import StopRequests
-from trainrig.scaling.laws.runs_table import RUNS_FILE
-from trainrig.scaling.sweep import rate_search, sweep_table, trial_process
+from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable
+from trainrig.scaling.sweep import rate_search, sweep_table, trial_costs, trial_process
+from trainrig.scaling.sweep.budget_design import BudgetDesign
+from trainrig.scaling.sweep.design_points import build_budget_design, list_design_points
+from trainrig.scaling.sweep.design_progress import (
+    DESIGN_FILE,
+    StagePrediction,
+    check_earlier_design,
+    is_narrow_enough,
+    predict_target,
+    report_stage,
+    serialise_progress,
+    summarise_prediction,
+)
 from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
 from trainrig.scaling.sweep.sweep_run_file import Sweep
@@ -26,7 +38,6 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
     describe_smaller_batches,
-    list_design_points,
     plan,
     plan_search,
     read_sweep_tokens,
@@ -55,12 +66,13 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     tokens = manifest.read_input(run.tokens, "tokenize")
     data = read_sweep_tokens(run)
     given = rate_search.RateBatchPair(run.rate_factor, run.batch_factor)
-    points = list_design_points(run, data)
+    designed = build_budget_design(run, data)
+    points = list_design_points(run, data, designed)
     plan(run, points, data, given)  # raises the errors of the design
     if run.search:
         run.search.searcher.check()
         plan_search(run, run.search, data, rate_search.list_pairs(run.search))
-    sweep_table.compute_usd_an_hour(run)
+    trial_costs.compute_usd_an_hour(run)
     check_tasks(run)
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
@@ -78,22 +90,19 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         )
         if smaller := describe_smaller_batches(run, trials):
             log.warning("%s", smaller)
-        try:
-            driver.train(trials)
-        except ClusterError:
-            if driver.failed:
-                sweep_table.build_runs_table(run, trials, data, driver.failed).write(
-                    stage.build_path(RUNS_FILE)
-                )
-            raise
-        runs = sweep_table.build_runs_table(run, trials, data)
+        if designed:
+            check_earlier_design(run.output, trials)
+            _write_progress(stage, designed, trials, [])
+        trained, runs, predictions = driver.train_stages(trials, designed)
         runs.write(stage.build_path(RUNS_FILE))
-        storage.write(stage.build_path(PLANNED_TRIALS), sweep_table.serialise_design(run, trials))
+        storage.write(stage.build_path(PLANNED_TRIALS), sweep_table.serialise_design(run, trained))
         names = [RUNS_FILE, PLANNED_TRIALS, *([rate_search.SEARCH_RESULT] if run.search else [])]
+        counts = sweep_table.summarise_sweep(trained, data, runs)
+        if designed:
+            names.append(DESIGN_FILE)
+            counts |= summarise_prediction(designed, predictions)
         files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in names}
-        return stage.finish(
-            sweep_table.summarise_sweep(trials, data, runs), files, driver.sum_cost()
-        )
+        return stage.finish(counts, files, driver.sum_cost())
 
 
 class SweepDriver:
@@ -105,7 +114,48 @@ class SweepDriver:
         self._data = data
         self._show = show
         self._groups: list[TrialsOnTune] = []
+        self._stopped_by: str | None = None  # the stop request that the last group met, if any
         self.failed: dict[str, str] = {}  # reasons, keyed by the name of the trial
+
+    def train_stages(
+        self, trials: Sequence[Trial], designed: BudgetDesign | None
+    ) -> tuple[Sequence[Trial], RunsTable, Sequence[StagePrediction]]:
+        """Train `trials` stage by stage, until a prediction is narrow enough or no stage is left.
+
+        Returns the trials of the finished stages, the table of their runs, and the prediction after
+        each stage of a designed sweep. If trials fail, the table is written before the error is
+        raised. A stop request during the fit after a stage is obeyed before the next stage.
+        """
+        predictions: list[StagePrediction] = []
+        for number in sorted({trial.stage for trial in trials}):
+            trained = [trial for trial in trials if trial.stage <= number]
+            try:
+                self.train(trained)
+            except ClusterError:
+                if self.failed:
+                    table = sweep_table.build_runs_table(
+                        self._run, trained, self._data, self.failed
+                    )
+                    table.write(self._stage.build_path(RUNS_FILE))
+                raise
+            runs = sweep_table.build_runs_table(self._run, trained, self._data)
+            if designed is None:
+                continue
+            with StopRequests(self._run.output) as stop:
+                found = predict_target(designed.design, runs)
+                stopped_by = self._stopped_by or stop.read_request()
+            predictions.append(found)
+            report_stage(designed, number, found)
+            _write_progress(self._stage, designed, trials, predictions)
+            if is_narrow_enough(designed.design, found):
+                break
+            if stopped_by and number + 1 < len(designed.stages):
+                stop.remove_request()
+                raise Unfinished(
+                    f"{self._run.output}: stopped by {stopped_by} after stage {number + 1}; each "
+                    "trial is saved. Run the same command again to resume"
+                )
+        return trained, runs, predictions
 
     def train(self, trials: Sequence[Trial]) -> None:
         """Train all unfinished runs of `trials`.
@@ -167,6 +217,8 @@ class SweepDriver:
             # a driver that was killed while it stopped may have left a stop file
             stop.remove_request()
             group.train(names, settings, stop, self._show)
+            # a request that came after the last trial had ended stops none of them
+            self._stopped_by = stop.read_request()
 
     def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
         """Train the runs of one trial, each by a group of workers that Ray Train starts."""
@@ -192,3 +244,13 @@ class SweepDriver:
                 raise
         progress.end_trial(trial)
         progress.show(self._show)
+
+
+def _write_progress(
+    stage: Stage,
+    designed: BudgetDesign,
+    trials: Sequence[Trial],
+    predictions: Sequence[StagePrediction],
+) -> None:
+    content = serialise_progress(designed, trials, predictions)
+    storage.write(stage.build_path(DESIGN_FILE), content)

@@ -4,6 +4,8 @@ A design lists the points: by grid, by ray (D/N) or by compute budget.
 """
 
 import abc
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -26,6 +28,7 @@ from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
 from trainrig.scaling.model_ladder import SMALLEST, find_ladder_model_of, with_further_heads
+from trainrig.scaling.sweep.budget_units import SweepBudget, parse_budget
 from trainrig.scaling.sweep.rate_search import RateSearch
 from trainrig.tokens.rows.batch_stages import EPOCHS, BatchSettings, Cap, Weights
 from trainrig.tokens.rows.packing import Concatenate, Packing
@@ -35,6 +38,7 @@ from trainrig.train.run_file.run_file_checks import check_fit
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Several = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
+FEWEST_DESIGN_SIZES = 3  # sizes that a fit asks for
 FEWEST_SIZES = 2  # one size teaches nothing about N; a fit asks for more sizes, and says how many
 
 
@@ -53,6 +57,8 @@ class DesignPoint:
     parameters: float  # N as requested, from which the model's own N may differ
     tokens: float  # D
     budget: float | None = None  # FLOPs of the isoFLOP curve that the point lies on, if any
+    seed: int | None = None  # seed of the run; None: all seeds of the sweep
+    stage: int = 0  # number of the stage in which the point is trained
 
 
 class _Design(config.Settings, abc.ABC):
@@ -149,7 +155,86 @@ class Points(config.Settings):
         return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
 
 
-Design = Annotated[Grid | Rays | IsoFLOP | Points, Field(discriminator="kind")]
+class OptimalDesign(config.Settings):
+    """Design of the runs that predict the loss of one larger run best for a budget.
+
+    Optimal experimental design: the trials, their lengths and their seeds follow from the budget,
+    the target, and published laws that are assumed beforehand.
+    """
+
+    kind: Literal["OptimalDesign"] = "OptimalDesign"
+    # What all runs together may cost: ["1e18FLOPs"], ["20h"] of one trial or ["50USD"]. Append a
+    # larger budget to continue later; finished runs are kept.
+    budgets: Annotated[tuple[str, ...], Field(min_length=1)]
+    predict: tuple[Positive, Positive]  # N and D of the run to predict
+    # Relative width of the predicted loss's 95% interval at which the sweep ends before its budget
+    # is spent: 0.02 is 1% on both sides; None: the whole budget is spent.
+    stop_at_width: Positive | None = None
+    # Law that the design assumes: the name of a published law, or a law.json of an earlier sweep;
+    # None: the mean of three published laws.
+    prior: str | None = None
+    # Standard deviation of a run's log loss between seeds. With the usual batches, small runs have
+    # .002 to .005.
+    noise: Annotated[float, Field(ge=1e-6, le=1)] = 0.003
+    # Least and greatest size of the models, in parameters (N); None: from a 512th to half of the
+    # size to predict.
+    parameters: tuple[Positive, Positive] | None = None
+    # Least and greatest D/N of a trial's longest run.
+    tokens_per_parameter: tuple[Positive, Positive] = (4.0, 256.0)
+    # FLOP/s that one trial reaches, for budgets in h and USD; None: 40% of the peak of
+    # `trials.instance`.
+    flops_per_second: Positive | None = None
+
+    @property
+    def parsed_budgets(self) -> tuple[SweepBudget, ...]:
+        """The budgets, with their units."""
+        return tuple(parse_budget(budget) for budget in self.budgets)
+
+    def list_sizes(self) -> Sequence[float]:
+        """Return the sizes that trials may have, in parameters, in ascending order."""
+        least, most = self.parameters or (self.predict[0] / 512, self.predict[0] / 2)
+        most = min(most, self.predict[0])
+        least = least if self.parameters else max(least, float(SMALLEST))
+        count = 1 + math.floor(math.log2(most / least) + 1e-9) if most >= least else 0
+        return [most / 2**halvings for halvings in reversed(range(count))]
+
+    @model_validator(mode="after")
+    def _check_budgets(self) -> Self:
+        budgets = self.parsed_budgets
+        if len({budget.unit for budget in budgets}) > 1:
+            raise ValueError("budgets: give all budgets in one unit")
+        amounts = [budget.amount for budget in budgets]
+        if any(later <= earlier for earlier, later in itertools.pairwise(amounts)):
+            raise ValueError(
+                f"budgets: {', '.join(self.budgets)}: each budget must be larger than the one "
+                "before, which it includes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> Self:
+        for name in ("parameters", "tokens_per_parameter"):
+            limits = getattr(self, name)
+            if limits and limits[0] > limits[1]:
+                raise ValueError(
+                    f"{name}: the least value, {limits[0]:,g}, is above the greatest, "
+                    f"{limits[1]:,g}; give the least first"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if len(self.list_sizes()) < FEWEST_DESIGN_SIZES:
+            least = self.parameters[0] if self.parameters else float(SMALLEST)
+            raise ValueError(
+                f"predict: {self.predict[0]:,.0f} parameters are not above {FEWEST_DESIGN_SIZES} "
+                f"sizes of trials from {least:,.0f} on, each twice the one before; predict a "
+                "larger run, or set `parameters` to a wider range below it"
+            )
+        return self
+
+
+Design = Annotated[Grid | Rays | IsoFLOP | Points | OptimalDesign, Field(discriminator="kind")]
 
 
 Seed = Annotated[int, Field(ge=0)]
@@ -252,7 +337,7 @@ class Sweep(config.RunFile):
     extends_finished: ClassVar[bool] = True
     output_format: ClassVar[int] = 2  # fresh weights are drawn by position
     progress: ClassVar[config.ProgressUnit] = "trials"
-    estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
+    estimate: ClassVar[str] = "trainrig.scaling.sweep.design_points:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
     fits_sizes: ClassVar[bool] = True  # Whether a law in N is fitted, which needs several sizes
     # Key of the run file that has the tokens of runs, and the remedy for a run of too few steps.
@@ -318,6 +403,16 @@ class Sweep(config.RunFile):
             raise ValueError(
                 f"design: one size of model, {sizes[0]:,.0f} parameters: no law in N can be fitted "
                 "to one size; give three or more, from least to greatest a factor of 8 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_design_seeds(self) -> Self:
+        several = len(self.seeds) > 1 or self.seeds_up_to is not None
+        if isinstance(self.design, OptimalDesign) and several:
+            raise ValueError(
+                "seeds: the design OptimalDesign repeats runs with further seeds where this helps; "
+                "give one seed, from which it counts, and leave out seeds_up_to"
             )
         return self
 

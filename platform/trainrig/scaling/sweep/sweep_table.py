@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from trainrig import hardware
 from trainrig.objectives.objective_interface import Corrupting
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.sweep_tasks import TaskPoint, read_points
 from trainrig.scaling.sweep.trial import is_complete, read_diverged
+from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -172,19 +172,6 @@ def _group_by_source(line: Row) -> dict[str, float]:
         for name, loss in line.items()
         if name.startswith("eval/") and name.endswith("/loss") and name != "eval/loss"
     }
-
-
-def compute_usd_an_hour(sweep: Sweep) -> float:
-    """Return the price of one trial in USD per hour, or NaN if no instance is named.
-
-    Raises ConfigError if there is no such instance.
-    """
-    wanted = sweep.trials
-    if wanted.instance is None:
-        return math.nan
-    machine = hardware.load().find_instance(wanted.instance)
-    share = wanted.gpus / machine.devices if wanted.gpus else wanted.cpus / machine.vcpus
-    return share * machine.usd
 
 
 def estimate_seed_noise(runs: RunsTable) -> tuple[float | None, int]:

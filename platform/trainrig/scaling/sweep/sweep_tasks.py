@@ -18,7 +18,8 @@ from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecards import read_scorecard, read_scored
 from trainrig.evaluate.tasks.shipped import ENDING, load_task
 from trainrig.evaluate.tasks.task_definition import Continuation, MultipleChoice
-from trainrig.scaling.sweep.sweep_run_file import Sweep
+from trainrig.scaling.sweep.budget_design import is_law_file
+from trainrig.scaling.sweep.sweep_run_file import OptimalDesign, Sweep
 
 FOLDER = "tasks"  # name of the folder in a run folder
 
@@ -34,14 +35,19 @@ class TaskPoint:
 
 
 def make_paths_absolute(run: Sweep) -> Sweep:
-    """Return `run` with absolute paths only, also for its task files."""
+    """Return `run` with absolute paths only, also for its task files and its prior law."""
     choices = (
         choice.model_copy(update={"task": storage.make_absolute(choice.task)})
         if choice.task.endswith(ENDING)
         else choice
         for choice in run.tasks
     )
-    return with_absolute_paths(run.model_copy(update={"tasks": tuple(choices)}))
+    changed: dict[str, Any] = {"tasks": tuple(choices)}
+    design = run.design
+    if isinstance(design, OptimalDesign) and design.prior and is_law_file(design.prior):
+        absolute = storage.make_absolute(design.prior)
+        changed["design"] = design.model_copy(update={"prior": absolute})
+    return with_absolute_paths(run.model_copy(update=changed))
 
 
 def check_tasks(run: Sweep) -> None:

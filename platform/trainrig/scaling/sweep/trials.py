@@ -10,13 +10,12 @@ lengths cost one run and the decays of the others.
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.flops import count_flops_6nd, count_position_flops
-from trainrig.manifest import MANIFEST
+from trainrig.flops import count_position_flops
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.objectives.denoising import row_shapes
 from trainrig.objectives.objective_interface import find_corruption
@@ -24,7 +23,7 @@ from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads
 from trainrig.scaling.sweep.rate_search import RateBatchPair, RateSearch, list_rungs
-from trainrig.scaling.sweep.sweep_run_file import DesignPoint, ModelShape, Sweep
+from trainrig.scaling.sweep.sweep_run_file import DesignPoint, Sweep
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.held_out_loss import HeldOutSettings
@@ -70,6 +69,7 @@ class Trial:
     place: str = TRIALS  # parent of the trial's folder, below the sweep's folder
     # share of each source in the samples; None: the sweep's `batches.weights`
     weights: Mapping[str, float] | None = None
+    stage: int = 0  # number of the stage in which it is trained; a sweep may end between two
 
     @property
     def trunk(self) -> TrialLength:
@@ -108,7 +108,13 @@ def plan(
         found[model.parameters] = asked
         repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
         seeds = sweep.seeds if repeated else sweep.seeds[:1]
-        trials += [_plan_trial(sweep, model, seed, of_size, factors) for seed in seeds]
+        by_seed: dict[int, list[DesignPoint]] = defaultdict(list)
+        for point in of_size:
+            for seed in seeds if point.seed is None else (point.seed,):
+                by_seed[seed].append(point)
+        trials += [
+            plan_trial(sweep, model, seed, of_seed, factors) for seed, of_seed in by_seed.items()
+        ]
     _check_epochs(sweep, trials, data)
     return tuple(trials)
 
@@ -138,16 +144,6 @@ def read_sweep_tokens(sweep: Sweep) -> SweepTokens:
     )
 
 
-def list_design_points(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
-    """Return the points of the design of `sweep`."""
-
-    def model(parameters: float) -> ModelShape:
-        made = find_sweep_model(sweep, parameters, data)
-        return ModelShape(made.parameters, count_flops_per_token(sweep, made))
-
-    return sweep.design.list_points(model)
-
-
 def count_flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> float:
     """Return the operations of training per token of text, averaged over the first `steps`.
 
@@ -166,13 +162,17 @@ def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> Ladd
     return with_further_heads(found, sweep.objective.further_heads)
 
 
-def _plan_trial(
+def plan_trial(
     sweep: Sweep,
     model: LadderModel,
     seed: int,
     points: Sequence[DesignPoint],
     factors: RateBatchPair,
 ) -> Trial:
+    """Plan the trial of `model` with `seed` that gives `points`.
+
+    Raises ConfigError if a run has too few steps.
+    """
     settings = sweep.training
     length = sweep.batches.sequence_length
     wanted = sorted(point.tokens for point in points)
@@ -201,6 +201,7 @@ def _plan_trial(
         rate=rule.compute_rate(model.parameters, middle) * factors.rate,
         warmup=max(1, round(settings.warmup * min(lengths))),
         lengths=tuple(lengths[steps] for steps in sorted(lengths)),
+        stage=points[0].stage,
     )
 
 
@@ -213,7 +214,7 @@ def plan_search(
     found = []
     for pair in pairs:
         factors = RateBatchPair(sweep.rate_factor * pair.rate, sweep.batch_factor * pair.batch)
-        trial = _plan_trial(sweep, model, sweep.seeds[0], points, factors)
+        trial = plan_trial(sweep, model, sweep.seeds[0], points, factors)
         found.append(dataclasses.replace(trial, name=pair.name, place=SEARCH))
     _check_epochs(sweep, found, data)
     return found
@@ -322,57 +323,3 @@ def build_schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
 def count_stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     """Return the number of steps before a run's rate decays, where it branches from the trunk."""
     return build_schedule(sweep, trial).stable_steps(length.steps)
-
-
-def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float | str]:
-    """Return the estimate of what `sweep` will train, without a search for its rates.
-
-    Returns an empty mapping before the tokens exist. Raises InputError if the sweep cannot work.
-    """
-    if not storage.exists(storage.join(sweep.tokens, MANIFEST)):
-        return {}
-    data = read_sweep_tokens(sweep)
-    trials = plan(
-        sweep,
-        list_design_points(sweep, data),
-        data,
-        RateBatchPair(sweep.rate_factor, sweep.batch_factor),
-    )
-    smaller = describe_smaller_batches(sweep, trials)
-    made = [(trial, begin, end) for trial in trials for begin, end in _list_segments(sweep, trial)]
-    return {
-        "trials": len(trials),
-        "runs": sum(len(trial.lengths) for trial in trials),
-        "parameters_least": min(trial.ladder_model.parameters for trial in trials),
-        "parameters_most": max(trial.ladder_model.parameters for trial in trials),
-        "unique_tokens": data.unique_tokens,
-        "epochs_most": max(trial.trunk.tokens for trial in trials) / data.unique_tokens,
-        "flops": sum(
-            _count_flops(sweep, trial, end) - _count_flops(sweep, trial, begin)
-            for trial, begin, end in made
-        ),
-        "flops_by_6nd": sum(
-            count_flops_6nd(
-                trial.ladder_model.parameters, float(_count_positions(sweep, trial, end - begin))
-            )
-            for trial, begin, end in made
-        ),
-        **({"smaller_batches": smaller} if smaller else {}),
-    }
-
-
-def _list_segments(sweep: Sweep, trial: Trial) -> Iterator[tuple[int, int]]:
-    """Yield the first and last step of each part that is trained: the trunk, then the decays."""
-    yield 0, trial.trunk.steps
-    for length in trial.lengths[:-1]:
-        yield count_stable_steps(sweep, trial, length), length.steps
-
-
-def _count_flops(sweep: Sweep, trial: Trial, steps: int) -> float:
-    """Return the exact number of operations of the first `steps` steps of `trial`."""
-    flops_per_token = count_flops_per_token(sweep, trial.ladder_model, steps) if steps else 0.0
-    return flops_per_token * _count_positions(sweep, trial, steps)
-
-
-def _count_positions(sweep: Sweep, trial: Trial, steps: int) -> int:
-    return steps * trial.batch * sweep.batches.sequence_length
