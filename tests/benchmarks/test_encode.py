@@ -55,7 +55,7 @@ def measure(action: Callable[[], object]) -> tuple[float, float]:
 
 def make_timed_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
     """Return the work of `tokenize` on a split, which also counts its CPU and wall seconds."""
-    work = prepare._make_work(run, documents, encoder)
+    work = prepare._make_work(run, documents, encoder, None)
 
     def work_and_count(task: Any) -> Any:
         results = []

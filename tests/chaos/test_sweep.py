@@ -198,8 +198,8 @@ def kill_driver_when(run: Sweep, is_reached: Callable[[], bool], folder: Path) -
     return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}
 
 
+@pytest.mark.soak
 @pytest.mark.chaos
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_designed_sweep_killed_within_and_between_stages_gives_the_same_design_file(
     tokens, tmp_path, monkeypatch
