@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import manifest, storage
@@ -95,6 +93,9 @@ def _is_table(name: str) -> bool:
 
 
 def _iterate_duplicates(folder: str, made: Manifest) -> Iterator[str]:
+    import pyarrow.compute as pc  # imported here, because reading a run file needs no Arrow
+    import pyarrow.parquet as pq
+
     for name in filter(_is_table, made.files):
         path = storage.join(folder, name)
         manifest.check_sum(path, storage.compute_sha256(path), made.files[name])

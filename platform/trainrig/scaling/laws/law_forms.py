@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+LEVELS = 3  # different values needed of N, and of D: a power law above a floor has three constants
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # forward and backward pass; Kaplan et al. 2020, section 2.1
 
 

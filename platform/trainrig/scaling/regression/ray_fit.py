@@ -12,13 +12,12 @@ import itertools
 import numpy as np
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law_forms import Array, OverTraining
+from trainrig.scaling.laws.law_forms import LEVELS, Array, OverTraining
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.form_fits import OverTrainingFit, fit_power_above_floor
 from trainrig.scaling.regression.minimise import LogSumExp, Loss
 from trainrig.scaling.regression.regression import (
     LEAST_FACTOR,
-    LEVELS,
     Fit,
     Regression,
     Vanishing,

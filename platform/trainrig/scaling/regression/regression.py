@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import FitRecord, LeftOut
-from trainrig.scaling.laws.law_forms import Array, Constants
+from trainrig.scaling.laws.law_forms import LEVELS, Array, Constants
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.minimise import (
     CurveFunction,
@@ -73,7 +73,6 @@ class Progress:
 
 
 SPARE = 1  # runs needed beyond the number of constants, to see how well the form fits
-LEVELS = 3  # different values needed of N, and of D: a power law above a floor has three constants
 SAME = 1.05  # values within this factor count as equal
 LEAST_FACTOR = 1.3  # factor by which the runs must deviate from their common line
 

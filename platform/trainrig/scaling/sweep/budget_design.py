@@ -15,7 +15,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.law import read_law
-from trainrig.scaling.laws.law_forms import DataConstrained, Form, OverTraining, Parametric
+from trainrig.scaling.laws.law_forms import LEVELS, DataConstrained, Form, OverTraining, Parametric
 from trainrig.scaling.laws.published_laws import LAWS, find_published_law
 from trainrig.scaling.laws.stacking import Spread
 from trainrig.scaling.regression.optimal_design import (
@@ -23,7 +23,6 @@ from trainrig.scaling.regression.optimal_design import (
     TargetKnowledge,
     extend_design,
 )
-from trainrig.scaling.regression.regression import LEVELS
 from trainrig.scaling.sweep.sweep_run_file import OptimalDesign
 
 # Published laws that are assumed where the run file names none. They disagree about the exponents.
