@@ -1,6 +1,7 @@
 """Records of the parents of models that no run made."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,19 @@ def test_an_import_takes_over_the_parents_of_unchanged_weights(model: str, tmp_p
     assert find_exported_parents(str(hub)) == ()  # other software trained it further
     import_checkpoint(str(hub), str(tmp_path / "changed"))
     assert read_parents(str(tmp_path / "changed")) is None
+
+
+def test_equal_exports_are_equal_wherever_they_lie(model: str, tmp_path: Path) -> None:
+    run, _, rest = model.partition("/checkpoints/")
+    copied = shutil.copytree(run, tmp_path / "else/where" / Path(run).name)
+    here, there = Path(run).parent / "hub", copied.parent / "hub"
+    export_checkpoint(model, str(here), HubFolder())
+    export_checkpoint(f"{copied}/checkpoints/{rest}", str(there), HubFolder())
+    written = (here / PARENTS).read_bytes()
+    assert written == (there / PARENTS).read_bytes() and str(tmp_path).encode() not in written
+    (parent,) = find_exported_parents(str(there))
+    assert parent.path == f"{copied}/checkpoints/{rest}"
+    assert find_checkpoint(parent, str(there)) == parent.path
 
 
 def test_the_record_does_not_change_the_model(model: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ The record of an exported folder also has the SHA-256 of its weights. An import 
 over only if the weights still have it, because other software may have trained them further.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -32,7 +33,9 @@ class ParentModel(BaseModel):
 
     role: str  # such as `checkpoint`, `base` or `step 400`
     content: str  # fingerprint of the checkpoint's files
-    path: str  # folder of the checkpoint when the model was made
+    # Folder of the checkpoint when the model was made; in the file of an export on the same disk,
+    # relative to the exported folder.
+    path: str
 
 
 class ModelParents(BaseModel):
@@ -58,8 +61,10 @@ def record_parents(
     `taken` are parents that an exported folder had recorded. An export has to be whole when this is
     called. Nothing is written if there are no parents, or if `folder` records the same ones.
     """
+    # What is published names no folders of this machine, and equal exports are equal byte for byte.
+    name = _make_relative if verb == "export" else _make_absolute
     found = tuple(
-        ParentModel(role=role, content=compute_content_key(path), path=storage.make_absolute(path))
+        ParentModel(role=role, content=compute_content_key(path), path=name(path, folder))
         for role, path in parents.items()
     )
     if not found + taken:
@@ -73,6 +78,22 @@ def record_parents(
     if not _is_recorded(record, folder):
         data = record.model_dump_json(indent=1).encode() + b"\n"
         storage.write(storage.join(folder, PARENTS), data)
+
+
+def _make_absolute(path: str, _folder: str) -> str:
+    return storage.make_absolute(path)
+
+
+def _make_relative(path: str, folder: str) -> str:
+    """Return `path` relative to `folder`; an absolute path unless both are on this machine."""
+    if storage.is_remote(path) or storage.is_remote(folder):
+        return storage.make_absolute(path)
+    return os.path.relpath(storage.resolve(path), storage.resolve(folder))
+
+
+def _is_relative(path: str) -> bool:
+    """Return whether `path` is relative to a folder; the record may name any scheme."""
+    return not path.startswith("/") and "://" not in path
 
 
 def _is_recorded(record: ModelParents, folder: str) -> bool:
@@ -98,6 +119,8 @@ def _sum_weights(folder: str) -> dict[str, str]:
 def read_parents(folder: str) -> ModelParents | None:
     """Read the record of a model's parents; return None if `folder` has none.
 
+    Paths relative to a `folder` on this machine are returned as absolute ones.
+
     Raises DataError if the file is damaged, or of a version that this one cannot read.
     """
     path = storage.join(folder, PARENTS)
@@ -111,7 +134,7 @@ def read_parents(folder: str) -> ModelParents | None:
             "restore the file, or delete it to continue without the model's parents"
         )
     try:
-        return ModelParents.model_validate_json(storage.read(path))
+        record = ModelParents.model_validate_json(storage.read(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -119,6 +142,16 @@ def read_parents(folder: str) -> ModelParents | None:
             f"{path}: {where}: {first['msg']}; restore the file, or delete it to continue without "
             "the model's parents"
         ) from None
+    if storage.is_remote(folder):
+        return record
+    start = storage.make_absolute(folder)
+    parents = tuple(
+        parent.model_copy(update={"path": os.path.normpath(storage.join(start, parent.path))})
+        if _is_relative(parent.path)
+        else parent
+        for parent in record.parents
+    )
+    return record.model_copy(update={"parents": parents})
 
 
 def find_checkpoint(parent: ParentModel, near: str) -> str | None:
@@ -133,7 +166,8 @@ def find_checkpoint(parent: ParentModel, near: str) -> str | None:
     for path in (parent.path, beside + part + rest):
         try:
             with storage.briefly():
-                if part and compute_content_key(path) == parent.content:
+                named = part and not _is_relative(path)
+                if named and compute_content_key(path) == parent.content:
                     return path
         # ValueError: no file has such a path
         except (TrainrigError, OSError, ValueError):
