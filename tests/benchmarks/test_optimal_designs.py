@@ -156,6 +156,8 @@ def test_designs_of_equal_cost_are_compared() -> None:
         "IsoFLOP": spend_budget(list_isoflop),
         "Grid": spend_budget(list_grid),
     }
+    costs = [sum(trial.cost for trial in trials) for trials in designs.values()]
+    assert costs == pytest.approx([BUDGET] * len(designs), rel=0.05)
     drifts = {"exact law": 0.0, "drifting": DRIFT}
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for seed in range(SWEEPS):

@@ -58,7 +58,7 @@ class SoughtOptions:
 
 @dataclass(frozen=True)
 class ShownOptions:
-    """Options of `attribute` that bound what is shown of a text, its spans and their pages."""
+    """Options of `attribute` that limit the spans of a text, their pages and contexts."""
 
     minimum: Minimum = 8
     spans: Annotated[int, option("N", help="Most spans to show, the rarest ones.", min=1)] = 10

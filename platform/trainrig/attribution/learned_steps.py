@@ -143,7 +143,7 @@ def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
 def _read_newest_parent(folder: str) -> str | None:
     """Return the newest of the checkpoints that a model without a run was made from, or None.
 
-    Its steps include those of older ones: averaged checkpoints are of one run, and the run of a
+    Its steps include the steps of older ones: averaged checkpoints are of one run, and the run of a
     merged adapter began with the other parent. Returns None too if that checkpoint is gone, or if
     other weights are in its place.
     """

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.curated_archive import build_curation, read_rows
 
 from trainrig import config
 from trainrig.corpus.curate import curate
@@ -72,20 +73,11 @@ def write_pages(path: Path) -> None:
 
 def build_run(folder: Path, **changes: Any) -> Curation:
     source = {
-        "name": "web",
-        "paths": [str(folder / "pages.warc.gz")],
         "extractor": {"kind": "Resiliparse", "main_content": False, "page_kind": True},
         "filters": FILTERS,
         **changes,
     }
-    others = {"near_duplicates": {"threshold": 1.0}, "workers": 0, "sources": [source]}
-    return config.build(Curation, {"stage": "curate", "output": str(folder / "out"), **others}, "r")
-
-
-def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
-    tables = [pq.read_table(path) for path in folder.glob("out/*/*.parquet") if "web" in path.name]
-    rows = [row for table in tables for row in table.to_pylist()]
-    return {row["url"].rpartition("/")[2]: row for row in rows}
+    return build_curation(folder, source)
 
 
 @pytest.mark.slow

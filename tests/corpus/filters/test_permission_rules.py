@@ -3,8 +3,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from support.curated_archive import build_curation, read_rows
 
 from trainrig import config
 from trainrig.corpus.curate import curate
@@ -56,20 +56,11 @@ def write_pages(path: Path) -> None:
 
 def build_run(folder: Path, **changes: Any) -> Curation:
     source = {
-        "name": "web",
-        "paths": [str(folder / "pages.warc.gz")],
         "extractor": {"kind": "MainContent", "permissions": True},
         "filters": [{"kind": "License"}, {"kind": "OptOut"}],
         **changes,
     }
-    others = {"near_duplicates": {"threshold": 1.0}, "workers": 0, "sources": [source]}
-    return config.build(Curation, {"stage": "curate", "output": str(folder / "out"), **others}, "r")
-
-
-def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
-    tables = [pq.read_table(path) for path in folder.glob("out/*/*.parquet") if "web" in path.name]
-    rows = [row for table in tables for row in table.to_pylist()]
-    return {row["url"].rpartition("/")[2]: row for row in rows}
+    return build_curation(folder, source)
 
 
 @pytest.mark.slow

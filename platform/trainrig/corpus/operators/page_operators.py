@@ -133,9 +133,9 @@ class Extract(TableOperator):
 
     Adds `id`, `text`, `metadata` and `extracted_share`, and removes the columns of the page alone,
     such as `body`. Pages that give no text are dropped, and so are records that could not be read.
-    `permissions = true` in the extractor adds the columns of what pages allow, and
-    `page_kind = true` those of the kind of page. A child process of
-    each worker extracts the pages, so a page that kills it costs only itself.
+    In the extractor, `permissions = true` adds columns for what pages allow, and
+    `page_kind = true` adds columns for the kind of page. A child process of each worker extracts
+    the pages, so a page that kills it costs only itself.
     """
 
     extractor: Extractor = MainContent()  # how the text of a page is extracted
