@@ -135,7 +135,7 @@ def start_attendant(home, tmp_path):
         command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), *child]
         started.append(subprocess.Popen(command))
         wait_until(lambda: any(e["event"] == "started" for e in run.read_events(number)))
-        wait_until(lambda: run.read_last_heartbeat().get("attended", 0) > 0)
+        wait_until(lambda: run.read_last_heartbeat().get("node_seconds"))
         wait_until(lambda: waiting(tmp_path) == number)
         (event,) = [e for e in run.read_events(number) if e["event"] == "started"]
         return started[-1], run, event["pid"]
