@@ -1,4 +1,4 @@
-"""Constants of the layout planner and descriptions of its terms, the same for all runs.
+"""Constants of the layout planner, the same for all runs.
 
 The table of hardware has what a device or link reaches at best; the constants here are the share of
 that which kernels and collectives achieve. One of them, REST, is calibrated on the published runs
@@ -66,89 +66,4 @@ CONSTANTS = (
     TILE_ROWS,
     TILE_COLUMNS,
     REST,
-)
-
-
-@dataclass(frozen=True)
-class StepTerm:
-    """A term of the predicted step time."""
-
-    name: str
-    formula: str
-    hidden: str  # the work that overlaps with this term, or "nothing"
-
-
-TERMS = (
-    StepTerm(
-        "products",
-        "2 M N K / (peak x matmul), with M and N rounded up to whole tiles, and the tiles to whole "
-        "rounds of all processors; or the bytes of the three matrices over the memory's bandwidth "
-        "if that is more; once forward, twice backward, once more with full recomputation",
-        "nothing",
-    ),
-    StepTerm(
-        "attention",
-        (
-            "4 heads x channels x keys seen by a token, over (peak x attention); the backward pass "
-            "takes 2.5 times this"
-        ),
-        "nothing",
-    ),
-    StepTerm(
-        "elementwise",
-        "bytes that norms, residual sums, rotations and the gated product read and write, each "
-        "fused into one kernel, over the memory's bandwidth; the backward pass takes twice this",
-        "nothing",
-    ),
-    StepTerm(
-        "tensor",
-        "all-gather and reduce-scatter of tokens x channels x bytes around attention and around "
-        "the feed-forward part, forward and backward; without sequence parallelism one all-reduce "
-        "instead of the two",
-        (
-            "nothing, except that the second all-gather of the backward pass overlaps with the "
-            "next product"
-        ),
-    ),
-    StepTerm(
-        "context",
-        "all-gather of keys and values forward, reduce-scatter of their gradients backward",
-        "nothing",
-    ),
-    StepTerm(
-        "expert",
-        "all-to-all of each token to its experts and back, forward and backward, evenly balanced; "
-        "before it an all-gather of the number of tokens for each expert, 8 bytes each",
-        "nothing",
-    ),
-    StepTerm(
-        "pipeline",
-        "activations between stages, sent once forward and once backward for each micro-batch and "
-        "stage; with sequence parallelism each device sends 1 / tensor of them",
-        "nothing",
-    ),
-    StepTerm(
-        "bubble",
-        "(pipeline - 1) / chunks times the slowest device's micro-batch, forward and backward",
-        "nothing",
-    ),
-    StepTerm(
-        "data",
-        "all-gather of parameters in the compute dtype, reduce-scatter of float32 gradients, "
-        "once a step or for each micro-batch, all-reduce of their slices over replicas; FSDP's "
-        "copies of gathered parameters out of a buffer and of gradients into a buffer",
-        "gathers overlap with the forward pass of a micro-batch, gradients with the backward "
-        "pass of the last one; the first gather and the last reduction overlap with nothing",
-    ),
-    StepTerm(
-        "optimizer",
-        "weights read and written, gradients read twice, and optimizer state read and written, "
-        "over the memory's bandwidth",
-        "nothing",
-    ),
-    StepTerm(
-        "rest",
-        "a share of all other terms together, for launches, falling clocks and stragglers",
-        "nothing",
-    ),
 )
