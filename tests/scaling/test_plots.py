@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from trainrig.report.plot_drawing import draw_on
 from trainrig.report.plots import Line, Note
 from trainrig.scaling.fit.fit_charts import _draw_profile, _name_budgets, draw_isoflops
-from trainrig.scaling.fit.law_views import compute_surface
-from trainrig.scaling.law_plots import draw_agreement, draw_contours, mark_chosen
+from trainrig.scaling.law_plots import compute_surface, draw_agreement, draw_contours, mark_chosen
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable

@@ -7,14 +7,13 @@ from functools import partial
 import numpy as np
 
 from trainrig.scaling.laws.law_forms import Array, DataConstrained, Parametric
-from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.laws.runs_table import RunsTable, count_unique_tokens
 from trainrig.scaling.regression.data_constrained import (
     LARGEST,
     REPEATS,
     SEARCH,
     DataConstrainedCurve,
     check_repeats,
-    count_unique_tokens,
 )
 from trainrig.scaling.regression.minimise import CurveValue, Huber
 from trainrig.scaling.regression.regression import Fit, Regression, check_numbers

@@ -112,7 +112,7 @@ def find_by_frontiers(seed: int) -> Found:
 
     Their true values need endless tokens and parameters, which no sweep has.
     """
-    _, found = fit_frontier_laws(make_grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
+    found = fit_frontier_laws(make_grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
     truths = {"L(N).alpha": KAPLAN.alpha_n, "L(D).alpha": KAPLAN.alpha_d}
     return {name: (found[name].bootstrap, true) for name, true in truths.items()}
 

@@ -143,7 +143,7 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
         recipes=tuple(
             RecipeLaw(
                 name=name,
-                form=law.with_constants(law.constants),  # validated, with constants as floats
+                form=Parametric.model_validate({k: float(v) for k, v in law.constants.items()}),
                 rows=len(swept.select_runs(q)),
                 rows_left_out=out,
             )
@@ -281,16 +281,17 @@ def _build_laws(theta: Array, swept: _Swept) -> list[Parametric]:
     _, middle_d = centre_logs(swept.runs.tokens)
     alpha = theta[..., -2]
     beta = theta[..., -1]
-    return [
-        Parametric.model_construct(
-            A=np.exp(theta[..., 3 * q] + alpha * middle_n),
-            B=np.exp(theta[..., 3 * q + 1] + beta * middle_d),
-            E=np.exp(theta[..., 3 * q + 2]),
-            alpha=alpha,
-            beta=beta,
-        )
-        for q in range(len(swept.names))
-    ]
+    laws = []
+    for q in range(len(swept.names)):
+        constants: dict[str, Any] = {
+            "A": np.exp(theta[..., 3 * q] + alpha * middle_n),
+            "B": np.exp(theta[..., 3 * q + 1] + beta * middle_d),
+            "E": np.exp(theta[..., 3 * q + 2]),
+            "alpha": alpha,
+            "beta": beta,
+        }
+        laws.append(Parametric.model_construct(**constants))
+    return laws
 
 
 def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Array:

@@ -66,6 +66,12 @@ def find_leading(law: Law) -> Approach | None:
     return None
 
 
+def name_leading(law: Law) -> str:
+    """Return the name of the approach or form that N*(C) comes from."""
+    leading = find_leading(law)
+    return leading.name if leading else law.form.kind
+
+
 def steer(law: Law, form: Form | None = None) -> Splitter:
     """Return `form` (by default the law's) with the best sizes that the law's runs show."""
     form = form or law.form
@@ -121,11 +127,8 @@ def compute_split_interval(
             intervals.append(compute_percentiles(drawn))
     if all(interval is None for interval in intervals):
         return None
-    return join_intervals([*intervals, *(_make_point(value) for value in estimates)])
-
-
-def _make_point(value: float) -> Interval:
-    return Interval(low=value, high=value)
+    points = [Interval(low=value, high=value) for value in estimates]
+    return join_intervals([*intervals, *points])
 
 
 def _list_lines(law: Law) -> list[Approach]:

@@ -12,10 +12,10 @@ two digits: at 1e24 FLOPs the unrounded exponents give 62 tokens per parameter, 
 
 from importlib import resources
 
-from trainrig import config
+from trainrig import config, storage
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.law import Law, read_law
 
 
 class Sized(Settings):
@@ -40,6 +40,20 @@ _WITHOUT_LOSS = {
     "llama3": "Llama 3's rule (D* = 0.29 C^0.53, arXiv:2407.21783, section 3.2.1) has no loss, and "
     "its printed constants give 1e13 tokens where the paper has 1.655e13",
 }
+
+
+def is_law_file(name: str) -> bool:
+    """Return whether `name` is the path of a law.json, and not the name of a published law."""
+    return name.endswith(".json") or "/" in name or storage.exists(name)
+
+
+def find_law(name: str) -> Law:
+    """Return the law in the file `name`, or the published law of that name.
+
+    Raises DataError if there is no such file, and ConfigError, with the nearest name, if there is
+    no such published law.
+    """
+    return read_law(name) if is_law_file(name) else find_published_law(name)
 
 
 def find_published_law(name: str) -> Law:

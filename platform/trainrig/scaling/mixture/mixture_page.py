@@ -8,7 +8,7 @@ from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling import law_plots
 from trainrig.scaling.laws import law_formats
-from trainrig.scaling.laws.law_formats import format_loss
+from trainrig.scaling.laws.law_formats import format_loss, format_loss_interval
 from trainrig.scaling.mixture import mixture_fit, mixture_proposal
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
@@ -35,7 +35,7 @@ def build_mixture_page(
         settings=settings,
         record=record,
         warnings=record.warnings,
-        interval=mixture_proposal.format_loss_interval,
+        interval=format_loss_interval,
         loss=law_formats.format_loss,
         score=mixture_proposal.choose_score(record),
         shares=_draw_shares(record),
@@ -65,7 +65,7 @@ def _list_confirmed(record: mixture_proposal.MixtureRecord) -> list[tuple[str, .
             mixture.name,
             ", ".join(f"{source} {share:.4f}" for source, share in mixture.weights.items()),
             format_loss(mixture.predicted),
-            mixture_proposal.format_loss_interval(mixture.interval),
+            format_loss_interval(mixture.interval),
             format_loss(mixture.measured),
             ", ".join(format_loss(loss) for loss in mixture.losses),
         )
@@ -95,7 +95,7 @@ def _draw_shares(record: mixture_proposal.MixtureRecord) -> ChartFacts:
             (
                 share.source,
                 f"{share.weight:.4f}",
-                *mixture_proposal.format_loss_interval(share.interval).strip("[]").split(", "),
+                *format_loss_interval(share.interval).strip("[]").split(", "),
                 f"{share.average:.4f}",
             )
             for share in ordered

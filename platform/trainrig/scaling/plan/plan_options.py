@@ -79,15 +79,15 @@ def plan(
     the fastest layout of an existing run file instead, give --layout RUN.toml without a law.
     """
     if table:
-        from trainrig.scaling.plan.plan_verb import describe_best_sizes
+        from trainrig.scaling.laws.published_laws import find_law
+        from trainrig.scaling.plan.plan_text import describe_size_table
 
         if what is None:
             raise ConfigError("plan: --table needs a law; give LAW.json or NAME, such as hoffmann")
-        for line in describe_best_sizes(what):
+        for line in describe_size_table(find_law(what)):
             print(line)
         return
-    from trainrig.scaling.plan.plan_answer import answer_plan
-    from trainrig.scaling.plan.plan_run_file import load_plan_file
+    from trainrig.scaling.plan.plan_run_file import answer_plan, load_plan_file
 
     options = {**asdict(given), "extrapolate": given.extrapolate or None}
     request = load_plan_file(what, options, changes or ())
@@ -207,8 +207,8 @@ def predict(
     if along:
         _predict_curve(law, curve, as_json)
         return
+    from trainrig.scaling.laws.published_laws import find_law
     from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
-    from trainrig.scaling.plan.plan_verb import find_law
 
     if sizes.table is not None:
         from trainrig.scaling.plan.prediction_table import format_csv, predict_table

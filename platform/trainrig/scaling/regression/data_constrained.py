@@ -17,7 +17,7 @@ import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Array, DataConstrained
-from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.laws.runs_table import RunsTable, count_unique_tokens
 from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import CurveValue, Huber, Loss, MinimiseSettings
 from trainrig.scaling.regression.regression import (
@@ -229,11 +229,6 @@ def fit_data_constrained(
         largest={"r_d": LARGEST, "r_n": LARGEST},
         vanishing=Vanishing("base.E", E),
     ).fit()
-
-
-def count_unique_tokens(runs: RunsTable) -> Array:
-    """Return the number [R] of different tokens in each run: all its tokens where unknown."""
-    return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
 
 
 def check_repeats(runs: RunsTable, constants: int = 7) -> None:

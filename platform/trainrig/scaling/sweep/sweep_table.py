@@ -12,10 +12,10 @@ import numpy as np
 from trainrig.objectives.objective_interface import Corrupting
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.sweep.design_points import compute_usd_an_hour
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.sweep_tasks import TaskPoint, read_points
 from trainrig.scaling.sweep.trial import is_complete, read_diverged
-from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
