@@ -227,11 +227,11 @@ class Predictor:
         training = self.build_training(layout)
         slowest = max(devices, key=lambda device: device.spent.total)
         masks = self._masks(degrees.context, layout.micro_batch, training.recompute is None)
+        # The first devices keep the most micro-batches and the last one holds the logits. The
+        # neighbour of either may have one layer more.
+        largest = devices if len(devices) <= 4 else devices[:2] + devices[-2:]
         memory = max(
-            (
-                device.estimate_memory(layout, training, micro_batches, masks)
-                for device in pipeline_device.select_largest(devices)
-            ),
+            (device.estimate_memory(layout, training, micro_batches, masks) for device in largest),
             key=lambda memory: memory.total,
         )
         data = slowest.estimate_data_traffic(layout, micro_batches)
@@ -289,9 +289,9 @@ class Predictor:
             sequence_parallel,
         )
         stages = cut_for_ranks(self.model, degrees.pipeline, chunks)
-        stage = communication.estimate_stage_traffic(
-            self.cluster, degrees, replica.stream / replica.split
-        )
+        group = self.cluster.group(degrees, ["pipeline"])
+        sent = self.cluster.send("send", replica.stream / replica.split, group)
+        stage = communication.Exchange(sent, sent)
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
             pipeline_device.PipelineDevice(

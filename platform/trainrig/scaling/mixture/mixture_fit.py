@@ -168,14 +168,6 @@ def apply_weights(run: Pretraining, record: MixtureRecord) -> str:
     return config.to_toml(run.model_copy(update={"batches": batches}))
 
 
-def read_run(settings: MixtureFit) -> Pretraining | None:
-    """Return the run file that the settings name, or None.
-
-    It is read before the fit, so that a wrong file is refused at once.
-    """
-    return None if settings.run is None else config.load(Pretraining, settings.run)
-
-
 def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
     if settings.held_out_mixtures is None or settings.held_out_losses is None:
         return None

@@ -2,7 +2,7 @@
 
 import json
 
-from trainrig import storage
+from trainrig import config, storage
 from trainrig.errors import ConfigError
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
@@ -138,7 +138,8 @@ def _draw_proof(result: mixture_fit.MixtureResult) -> ChartFacts:
 def write_mixture(settings: mixture_fit.MixtureFit, out: str) -> mixture_proposal.MixtureRecord:
     """Fit the mixture, write its files into the folder `out`, and return the record."""
     check_folder(out)
-    run = mixture_fit.read_run(settings)
+    # Read before the fit, so that a wrong file is refused at once.
+    run = None if settings.run is None else config.load(Pretraining, settings.run)
     result = mixture_fit.fit_mixture(settings)
     record = result.record
     if run is not None:

@@ -189,16 +189,12 @@ def _find_budget(
 
     low, high = _LOG_FLOPS
     if not compute_gap(low) < 0 < compute_gap(high):
+        exponent = (compute_gap(high) - compute_gap(low)) / (high - low)
         raise ConfigError(
             f"no budget makes {wanted:.3g} {unit} the best choice under this law, in which "
-            f"{unit} grow as compute to the power {_measure_exponent(compute_gap):.3g}"
+            f"{unit} grow as compute to the power {exponent:.3g}"
         )
     from scipy.optimize import brentq
 
     found = form.compute_optimum(math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14)))
     return Allocation(float(found.parameters), float(found.tokens))
-
-
-def _measure_exponent(compute_gap: Callable[[float], float]) -> float:
-    low, high = _LOG_FLOPS
-    return (compute_gap(high) - compute_gap(low)) / (high - low)

@@ -237,19 +237,18 @@ class LawForms:
 
     def compare_forms(self) -> tuple[law.Compared, ...]:
         """Return the results of all fitted forms, the chosen form first."""
-        others = (kind for kind in self.fits if kind != self.chosen)
-        return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
-
-    def _compare_form(self, kind: Kind) -> law.Compared:
-        fit = self.fits[kind]
-        foretold = kind in self.foretold and self.cuts
-        return law.Compared(
-            form=fit.form,
-            objective=fit.objective,
-            held_out_error=self._compute_error(kind) if foretold else None,
-            as_good=self._is_as_good(kind) if foretold else None,
-            criterion=compute_criterion(fit),
-        )
+        found = []
+        for kind in (self.chosen, *(kind for kind in self.fits if kind != self.chosen)):
+            foretold = kind in self.foretold and self.cuts
+            compared = law.Compared(
+                form=self.fits[kind].form,
+                objective=self.fits[kind].objective,
+                held_out_error=self._compute_error(kind) if foretold else None,
+                as_good=self._is_as_good(kind) if foretold else None,
+                criterion=compute_criterion(self.fits[kind]),
+            )
+            found.append(compared)
+        return tuple(found)
 
 
 def fit_forms(
