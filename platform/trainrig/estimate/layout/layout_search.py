@@ -202,9 +202,7 @@ def search(
 
 
 def list_needs(
-    layout: DeviceLayout,
-    predictor: Predictor,
-    objective: ObjectiveSettings = NEXT_TOKEN,
+    layout: DeviceLayout, predictor: Predictor, objective: ObjectiveSettings = NEXT_TOKEN
 ) -> tuple[str, ...]:
     """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
 
@@ -317,10 +315,7 @@ def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees)
     fewer = [devices // 2**n for n in range(1, devices.bit_length())]
     more = [devices * 2**n for n in range(1, 5)]
     near = [
-        next(
-            (n for n in counts if next(subject.iterate_layouts(n, fixed), None) is not None),
-            None,
-        )
+        next((n for n in counts if next(subject.iterate_layouts(n, fixed), None) is not None), None)
         for counts in (fewer, more)
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"

@@ -57,13 +57,4 @@ REST = PlanConstant(
     "median of the published runs of docs/evidence/layouts.md",
 )
 
-CONSTANTS = (
-    INSIDE,
-    ACROSS,
-    MEMORY,
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    TILE_ROWS,
-    TILE_COLUMNS,
-    REST,
-)
+CONSTANTS = (INSIDE, ACROSS, MEMORY, ATTENTION, ATTENTION_BACKWARD, TILE_ROWS, TILE_COLUMNS, REST)

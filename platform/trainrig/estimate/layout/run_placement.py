@@ -69,11 +69,7 @@ def _place(prediction: StepPrediction, predictor: RunPredictor, fits: bool) -> P
     layout = prediction.layout
     seconds = predictor.sum_seconds(layout) if predictor.timed else None
     return Placed(
-        prediction,
-        build_parallel(layout),
-        predictor.main.build_training(layout),
-        seconds,
-        fits,
+        prediction, build_parallel(layout), predictor.main.build_training(layout), seconds, fits
     )
 
 

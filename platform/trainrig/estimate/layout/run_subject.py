@@ -99,8 +99,7 @@ def build_run_subject(
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     ]
     largest = max(
-        parts,
-        key=lambda part: part.batch.global_batch * part.batch.sequence_length * part.steps,
+        parts, key=lambda part: part.batch.global_batch * part.batch.sequence_length * part.steps
     )
     rate = sum(
         share * objective.mean_rate(run.training.steps)

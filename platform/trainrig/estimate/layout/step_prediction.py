@@ -295,14 +295,7 @@ class Predictor:
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
             pipeline_device.PipelineDevice(
-                self.timer,
-                self.cluster,
-                degrees,
-                replica,
-                parts,
-                device,
-                stages[device],
-                stage,
+                self.timer, self.cluster, degrees, replica, parts, device, stages[device], stage
             )
             for device in range(degrees.pipeline)
         )

@@ -14,12 +14,7 @@ from numpy.typing import ArrayLike
 
 from trainrig.scaling.laws.law import Approach, Interval, Law, compute_percentiles, join_intervals
 from trainrig.scaling.laws.law_formats import format_count
-from trainrig.scaling.laws.law_forms import (
-    FLOPS_PER_PARAMETER_AND_TOKEN,
-    Array,
-    Form,
-    Optimum,
-)
+from trainrig.scaling.laws.law_forms import FLOPS_PER_PARAMETER_AND_TOKEN, Array, Form, Optimum
 
 LEADING = ("isoflop", "envelope")  # approaches that decide N*(C), in this order
 LEAST_MINIMA = 3  # a line through fewer minima leaves nothing to judge it by

@@ -38,7 +38,7 @@ LAWS = {law.name: law for law in _PUBLISHED.laws}
 HOFFMANN_SIZES = _PUBLISHED.hoffmann_sizes
 _WITHOUT_LOSS = {
     "llama3": "Llama 3's rule (D* = 0.29 C^0.53, arXiv:2407.21783, section 3.2.1) has no loss, and "
-    "its printed constants give 1e13 tokens where the paper has 1.655e13",
+    "its printed constants give 1e13 tokens where the paper has 1.655e13"
 }
 
 

@@ -14,16 +14,13 @@ class PlanOptions:
     """Options of `plan` that are keys of a PLAN.toml, which they replace."""
 
     flops: Annotated[
-        float | None,
-        quantity("FLOP", "--flops", help="Budget: compute, counted as 6ND FLOPs."),
+        float | None, quantity("FLOP", "--flops", help="Budget: compute, counted as 6ND FLOPs.")
     ] = None
     gpu_days: Annotated[
-        float | None,
-        quantity("DAYS", "--gpu-days", help="Budget: days of one device."),
+        float | None, quantity("DAYS", "--gpu-days", help="Budget: days of one device.")
     ] = None
     budget_usd: Annotated[
-        float | None,
-        quantity("USD", "--budget-usd", help="Budget: money, at on-demand prices."),
+        float | None, quantity("USD", "--budget-usd", help="Budget: money, at on-demand prices.")
     ] = None
     device: Annotated[
         str | None,

@@ -103,11 +103,7 @@ def format_csv(predictions: Sequence[LossPrediction]) -> str:
         scores: list[float | None] = []
         for task in found.tasks:
             bounds = task.interval
-            scores += [
-                task.score,
-                bounds.low if bounds else None,
-                bounds.high if bounds else None,
-            ]
+            scores += [task.score, bounds.low if bounds else None, bounds.high if bounds else None]
         interval = found.loss_interval
         ends = [interval.low, interval.high, interval.level] if interval else [None] * 3
         size = [found.parameters, found.tokens, found.unique_tokens, found.flops_6nd]

@@ -96,10 +96,7 @@ def draw_counts(
 
 
 def bootstrap(
-    refit: Refit,
-    runs: RunsTable,
-    settings: Bootstrap,
-    strata: NDArray[np.generic] | None = None,
+    refit: Refit, runs: RunsTable, settings: Bootstrap, strata: NDArray[np.generic] | None = None
 ) -> Draws:
     """Refit quantities to bootstrap draws of `runs` with `refit`."""
     return Draws(refit(draw_counts(runs, settings, strata)), settings.level)

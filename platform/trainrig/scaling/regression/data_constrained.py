@@ -20,12 +20,7 @@ from trainrig.scaling.laws.law_forms import Array, DataConstrained
 from trainrig.scaling.laws.runs_table import RunsTable, count_unique_tokens
 from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import CurveValue, Huber, Loss, MinimiseSettings
-from trainrig.scaling.regression.regression import (
-    Fit,
-    Regression,
-    Vanishing,
-    check_numbers,
-)
+from trainrig.scaling.regression.regression import Fit, Regression, Vanishing, check_numbers
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
 OF_TOKENS = np.array([B, BETA, R_D])  # coordinates that the term of the tokens depends on

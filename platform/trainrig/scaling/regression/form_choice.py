@@ -34,11 +34,7 @@ from trainrig.scaling.regression.foretelling import (
     foretell,
     list_cuts,
 )
-from trainrig.scaling.regression.form_fits import (
-    fit_kaplan_form,
-    fit_overtraining,
-    fit_parametric,
-)
+from trainrig.scaling.regression.form_fits import fit_kaplan_form, fit_overtraining, fit_parametric
 from trainrig.scaling.regression.minimise import Loss
 from trainrig.scaling.regression.ray_fit import describe_assumption, fit_ray
 from trainrig.scaling.regression.regression import FINEST, Fit
@@ -359,10 +355,7 @@ def judge(
 
 
 def _choose_among_rest(
-    forms: LawForms,
-    rules: HoldOut,
-    split: HeldOutSplit,
-    forecasts: Mapping[Kind, CutForecast],
+    forms: LawForms, rules: HoldOut, split: HeldOutSplit, forecasts: Mapping[Kind, CutForecast]
 ) -> LawForms:
     """Compare the forms by the runs that are not held out."""
     cuts = {cut: inner.lift(split.below) for cut, inner in list_cuts(split.rest, rules).items()}

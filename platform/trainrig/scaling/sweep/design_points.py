@@ -85,11 +85,7 @@ def build_budget_design(sweep: Sweep, data: SweepTokens) -> BudgetDesign | None:
 
 
 def _plan_candidate(
-    sweep: Sweep,
-    model: LadderModel,
-    parameters: float,
-    tokens: Sequence[float],
-    data: SweepTokens,
+    sweep: Sweep, model: LadderModel, parameters: float, tokens: Sequence[float], data: SweepTokens
 ) -> tuple[Sequence[float], Trial] | None:
     """Plan a trial and return its lengths, or None if its runs are too short or too long.
 

@@ -91,9 +91,7 @@ def check_earlier_design(folder: str, trials: Sequence[Trial]) -> None:
 
 
 def serialise_progress(
-    designed: BudgetDesign,
-    trials: Sequence[Trial],
-    found: Sequence[StagePrediction],
+    designed: BudgetDesign, trials: Sequence[Trial], found: Sequence[StagePrediction]
 ) -> bytes:
     """Return the design and the predictions after its finished stages as JSON."""
     stages: list[dict[str, Any]] = []

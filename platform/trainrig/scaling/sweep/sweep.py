@@ -47,12 +47,7 @@ from trainrig.scaling.sweep.trials import (
     read_sweep_tokens,
 )
 
-__all__ = [
-    "PLANNED_TRIALS",
-    "Sweep",
-    "SweepDriver",
-    "sweep",
-]
+__all__ = ["PLANNED_TRIALS", "Sweep", "SweepDriver", "sweep"]
 
 
 PLANNED_TRIALS = "trials.json"
