@@ -103,14 +103,14 @@ class MicroBatchSeconds:
     """Seconds that one device of a pipeline spends on a micro-batch, by cause, over both passes."""
 
     products: float
-    attention: float
-    elementwise: float
-    tensor: float
-    context: float
-    expert: float
-    pipeline: float  # sending between stages
+    attention: float = 0.0
+    elementwise: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    pipeline: float = 0.0  # sending between stages
 
-    @cached_property
+    @property
     def total(self) -> float:
         """Seconds of all causes together."""
         computed = self.products + self.attention + self.elementwise

@@ -38,16 +38,9 @@ from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)
-class StepSeconds:
+class StepSeconds(pipeline_device.MicroBatchSeconds):
     """Seconds of a step, by cause."""
 
-    products: float
-    attention: float = 0.0
-    elementwise: float = 0.0
-    tensor: float = 0.0
-    context: float = 0.0
-    expert: float = 0.0
-    pipeline: float = 0.0  # sending between stages
     bubble: float = 0.0  # waiting for other stages or for a slower device
     data: float = 0.0  # waiting for parameters and gradients, and copying them
     optimizer: float = 0.0

@@ -54,8 +54,12 @@ def build_run_file(
         sequence_length=recipe.sequence_length,
         global_batch=recipe.global_batch,
         micro_batch=recipe.micro_batch,
-        epochs=_choose_epochs(plan, tokens),
+        epochs=math.inf,
     )
+    # Each source needs somewhat more epochs than its tokens suggest, because windows leave some of
+    # them out.
+    needed = open_batches(tokens, batches).check_epochs(recipe.steps)
+    epochs = float(max(EPOCHS, math.ceil(max(needed.values()))))
     return Pretraining(
         tokens=tokens,
         output=output,
@@ -63,7 +67,7 @@ def build_run_file(
         workers=plan.cost.devices,
         model=plan.model,
         objective=parse_objective(plan.objective),
-        batches=batches,
+        batches=batches.model_copy(update={"epochs": epochs}),
         training=Training(
             steps=recipe.steps,
             optimizer=recipe.optimizer.model_copy(update={"lr": recipe.rate}),
@@ -75,21 +79,6 @@ def build_run_file(
             checkpoints=Checkpoints(every=plan.saving.every),
         ),
     )
-
-
-def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
-    """Return the usual limit of epochs, or the number that the plan needs if that is more.
-
-    Each source needs somewhat more than its tokens suggest, because windows leave some of them out.
-    """
-    uncapped = BatchSettings(
-        sequence_length=plan.recipe.sequence_length,
-        global_batch=plan.recipe.global_batch,
-        micro_batch=plan.recipe.micro_batch,
-        epochs=math.inf,
-    )
-    needed = open_batches(tokens, uncapped).check_epochs(plan.recipe.steps)
-    return max(EPOCHS, math.ceil(max(needed.values())))
 
 
 def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: str | None) -> str:
