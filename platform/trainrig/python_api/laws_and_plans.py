@@ -15,7 +15,8 @@ from trainrig.python_api.stages import convert_paths
 from trainrig.scaling.fit import fit_verb
 from trainrig.scaling.fit.fit_verb import FitAnswer
 from trainrig.scaling.fit.law_fit import LawFit
-from trainrig.scaling.plan.plan_run_file import PlanAnswer, PlanFile, answer_plan, load_plan_file
+from trainrig.scaling.plan.plan_answer import PlanAnswer, answer_plan
+from trainrig.scaling.plan.plan_run_file import PlanFile, load_plan_file
 from trainrig.scaling.regression.regression import Progress
 
 AnyPath = str | os.PathLike[str]

@@ -84,7 +84,8 @@ def plan(
         for line in describe_size_table(find_law(what)):
             print(line)
         return
-    from trainrig.scaling.plan.plan_run_file import answer_plan, load_plan_file
+    from trainrig.scaling.plan.plan_answer import answer_plan
+    from trainrig.scaling.plan.plan_run_file import load_plan_file
 
     options = {**asdict(given), "extrapolate": given.extrapolate or None}
     request = load_plan_file(what, options, changes or ())
