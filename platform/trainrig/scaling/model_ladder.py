@@ -8,6 +8,7 @@ vocabulary that is large relative to the layers no other count can.
 Shapes: C channels, L layers, F feedforward channels.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -110,8 +111,16 @@ def find_ladder_model(
     layers, channels, between = min(
         _iterate_candidates(parameters), key=lambda sizes: _measure_misfit(sizes, parameters)
     )
-    text = vocabulary, positions, tie_embeddings
-    return _build_model(DecoderConfig, layers, channels, between, text, mup)
+    return _build_model(
+        DecoderConfig,
+        layers,
+        channels,
+        between,
+        vocabulary=vocabulary,
+        positions=positions,
+        tie_embeddings=tie_embeddings,
+        mup=mup,
+    )
 
 
 def _build_model(
@@ -119,14 +128,13 @@ def _build_model(
     layers: int,
     channels: int,
     between: int,
-    text: tuple[int, int, bool],
+    *,
+    vocabulary: int,
+    positions: int,
+    tie_embeddings: bool,
     mup: MuP | None,
 ) -> LadderModel:
-    """Build the model of some L, C and F.
-
-    `text` has its vocabulary and positions, and whether the output head is tied to the embedding.
-    """
-    vocabulary, positions, tie_embeddings = text
+    """Build the model of some L, C and F, as usual for its width in all else."""
     model = made_of(
         layers=layers,
         channels=channels,
@@ -169,9 +177,14 @@ def find_ladder_model_of(
             {width for by in (0.6, 0.8, 1.0) for width in _iterate_widths(by * widths[0])}
         )
 
-    def make(layers: int, channels: int, between: int) -> LadderModel:
-        text = vocabulary, positions, tie_embeddings
-        return _build_model(made_of, layers, channels, between, text, mup)
+    make = functools.partial(
+        _build_model,
+        made_of,
+        vocabulary=vocabulary,
+        positions=positions,
+        tie_embeddings=tie_embeddings,
+        mup=mup,
+    )
 
     def fit_width(layers: int, channels: int) -> LadderModel:
         """Build the model with the feedforward width whose size is nearest; N is linear in it."""

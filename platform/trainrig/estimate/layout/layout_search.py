@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.cost_estimate import Assumptions, Cost, estimate_cost
@@ -86,6 +87,7 @@ class RunPredictor:
         self.cluster = cluster
         self.timed = is_timed(cluster) and not subject.lacking
         self._predictors: dict[BatchShape, Predictor] = {}
+        self._flops = lru_cache(maxsize=None)(self._count_flops)  # the same in all layouts
         self.main = self._get(subject.batch)
 
     def _get(self, batch: BatchShape) -> Predictor:
@@ -98,14 +100,19 @@ class RunPredictor:
         return self._predictors[batch]
 
     def _predict_batch(self, batch: BatchShape, layout: DeviceLayout) -> StepPrediction:
+        predictor = self._get(batch)
         if self.timed:
-            return self._get(batch).predict(layout)
+            return predictor.predict(layout)
+        return predictor.assume(layout, self._flops(batch))
+
+    def _count_flops(self, batch: BatchShape) -> float:
+        """Return the operations of a step, the mean over the run."""
         subject = self.subject
         length = batch.sequence_length
         flops = count_position_flops(
             subject.objective, subject.model, length, subject.training.steps
         )
-        return self._get(batch).assume(layout, flops * (batch.global_batch * length))
+        return flops * (batch.global_batch * length)
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
         """Return the step of the largest stage, with the most memory that any stage needs."""
