@@ -11,7 +11,7 @@ import pytest
 
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import Lad
 from trainrig.scaling.regression.profile_likelihood import compute_profiles
 
@@ -43,7 +43,7 @@ def test_fitting_240_runs():
     )
     runs = runs.select(runs.loss < np.sort(runs.loss)[-5])
     huber, fit = measure_seconds(lambda: fit_parametric(runs))
-    lad, _ = measure_seconds(lambda: fit_parametric(runs, ParametricFit(loss=Lad())))
+    lad, _ = measure_seconds(lambda: fit_parametric(runs, loss=Lad()))
     draws, drawn = measure_seconds(lambda: bootstrap_form(fit, Bootstrap(draws=1000)))
     tied, _ = measure_seconds(lambda: compute_profiles(fit))
     found = {

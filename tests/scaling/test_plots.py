@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from trainrig.report.plot_drawing import draw_on
 from trainrig.report.plots import Line, Note
-from trainrig.scaling.fit.fit_charts import _draw_profile, _name_budgets, draw_isoflops
-from trainrig.scaling.fit.law_views import compute_surface
-from trainrig.scaling.law_plots import draw_agreement, draw_contours, mark_chosen
+from trainrig.scaling.fit.fit_charts import _name_budgets, draw_isoflops, draw_profile
+from trainrig.scaling.law_plots import compute_surface, draw_agreement, draw_contours, mark_chosen
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
@@ -81,7 +80,7 @@ def test_an_open_end_of_a_profile_has_no_mark():
         best=2.0,
         interval=Interval(low=1.2, high=None),
     )
-    found = _draw_profile("beta", profile)
+    found = draw_profile("beta", profile)
     curve, _, best, ends = found["plot"].marks
     assert (curve.x.tolist(), curve.y.tolist()) == ([1.0, 2.0, 3.0], [1.5, 0.0, 0.4])
     assert (best.x, ends.x, ends.y.tolist()) == ([2.0], [1.2], [1.0])

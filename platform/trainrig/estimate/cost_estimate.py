@@ -176,10 +176,7 @@ def choose_save_interval(
     fewest = max(LEAST_BETWEEN_SAVES / step_seconds, min(steps / MOST_SAVES, rarest))
     every = min(steps, max(1, round(best / step_seconds), math.ceil(fewest)))
     return Saving(
-        every=every,
-        seconds=every * step_seconds,
-        stalled=stalled,
-        hours_between_faults=between,
+        every=every, seconds=every * step_seconds, stalled=stalled, hours_between_faults=between
     )
 
 
@@ -239,10 +236,7 @@ def list_sizes_after_losses(workers: int, least: int, of_a_node: int) -> list[in
 
 
 def describe_busy(
-    global_batch: int,
-    micro_batch: int,
-    sizes: Iterable[int],
-    unit: str = "workers",
+    global_batch: int, micro_batch: int, sizes: Iterable[int], unit: str = "workers"
 ) -> str:
     """Return the busy share at each of `sizes`, in words.
 

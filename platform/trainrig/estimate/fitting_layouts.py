@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from trainrig.config import Settings
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
@@ -28,18 +29,17 @@ class BatchShape:
     sequence_length: int
 
 
-@dataclass(frozen=True)
-class LayoutMemory:
-    """Memory of one way to shard a model, by kind of recomputation."""
+class MemoryRow(Settings):
+    """Bytes of a device in one layout, by what is recomputed: `nothing`, `selective` or `full`."""
 
-    layout: str
-    offered: bool  # run files can ask for this layout
+    layout: str  # ZeRO stage; if `offered`, also the layout's name in run files
+    offered: bool  # true if run files can select this layout
     bytes_by_recompute: dict[str, float]
 
 
 def build_memory_table(
     model: DecoderConfig, training: Training, batch: BatchShape, micro_batch: int, devices: int
-) -> list[LayoutMemory]:
+) -> tuple[MemoryRow, ...]:
     """Return the bytes of a device by ZeRO stage and recomputation.
 
     Stages (Rajbhandari et al. 2020, arXiv:1910.02054) 1 and 2, which shard the optimizer state and
@@ -67,7 +67,7 @@ def build_memory_table(
             found[again] = estimate_step_memory(
                 model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
             ).total
-        rows[name] = LayoutMemory(name, True, found)
+        rows[name] = MemoryRow(layout=name, offered=True, bytes_by_recompute=found)
     whole = rows.pop("0 (DDP)")
     shapes = parameter_shapes(model)
     elsewhere = 1 - 1 / devices
@@ -75,7 +75,11 @@ def build_memory_table(
     gradients = MASTER * count_trained(shapes, training.groups) * elsewhere
     saved = {"1": kept, "2": kept + gradients}
     compared = [
-        LayoutMemory(stage, False, {k: v - less for k, v in whole.bytes_by_recompute.items()})
+        MemoryRow(
+            layout=stage,
+            offered=False,
+            bytes_by_recompute={k: v - less for k, v in whole.bytes_by_recompute.items()},
+        )
         for stage, less in saved.items()
     ]
-    return [whole, *compared, *rows.values()]
+    return (whole, *compared, *rows.values())

@@ -142,7 +142,7 @@ def _list_adapted(
         base = lora.base
         if layer not in matrices or layer == name or is_router(layer):
             base = "float32"
-        elif base == "int8" and is_table(layer):
+        elif base == "int8" and layer.endswith("embedding"):  # a table
             base = "bfloat16"
         scales = size[0] if base == "int8" else 0
         width = find_gathered_width(base, precision)
@@ -161,11 +161,6 @@ def _list_adapted(
             yield train(f"{layer}.lora_b", (size[0], lora.rank))
             if lora.dora:
                 yield train(f"{layer}.magnitude", (size[0],))
-
-
-def is_table(layer: str) -> bool:
-    """Return whether the layer of that name is an embedding table."""
-    return layer.endswith("embedding")
 
 
 SLOTS = 2  # number of slots in optim/optimizer_offload.py, which imports torch
@@ -250,7 +245,9 @@ class HeldParameters:
         return HeldParameters(
             total=self.total + other.total,
             trained=self.trained + other.trained,
-            ends=self._find_larger_ends(other) if other.trained else self.ends,
+            ends=max(self.ends, other.ends, key=lambda ends: max(ends.counts))
+            if other.trained
+            else self.ends,
             layer=max(self.layer, other.layer) if other.trained else self.layer,
             layers=self.layers + (other.layers if other.trained else 0),
             weights=self.weights + other.weights,
@@ -259,9 +256,6 @@ class HeldParameters:
             sharded=self.sharded,
             gathered=self.count_gathered(compute) + other.count_gathered(compute),
         )
-
-    def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
-        return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
 
 
 def hold_model(

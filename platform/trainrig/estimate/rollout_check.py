@@ -32,15 +32,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig, count_par
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.posttrain.model_source import is_hub_folder
 from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
-from trainrig.rl.reinforcement_run_file import (
-    ReinforcementLearning,
-    SampledRows,
-    describe_rows,
-)
-from trainrig.rl.reinforcement_stage import (
-    describe_foreign_inputs,
-    prepare_with_prompts,
-)
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning, SampledRows, describe_rows
+from trainrig.rl.reinforcement_stage import describe_foreign_inputs, prepare_with_prompts
 from trainrig.train import checkpoint
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.training_job import TrainingJob

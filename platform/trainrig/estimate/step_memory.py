@@ -56,7 +56,7 @@ import math
 from dataclasses import dataclass
 
 from trainrig.estimate import activation_bytes
-from trainrig.estimate.held_parameters import EndParts, HeldParameters, ModelRole, hold_model
+from trainrig.estimate.held_parameters import HeldParameters, ModelRole, hold_model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.parallel import layer_bytes
@@ -183,11 +183,11 @@ def estimate_peak_memory(
     summing = activation_bytes.MASTER * held.trained * whole_sums
     # Partial sums are freed unit by unit as they are sent, so they never exist together with all
     # slices of the whole sum. Activations are freed by then.
-    sending = (
-        _estimate_sending(ends, layer, held.layers)
-        if training.deterministic and workers > 1
-        else 0.0
-    )
+    sending = 0.0
+    if training.deterministic and workers > 1:  # units as they are sent and as they are received
+        units = [*ends.counts, *[layer] * min(held.layers, UNITS_AT_ONCE)]
+        in_flight = sum(sorted(units, reverse=True)[:UNITS_AT_ONCE])
+        sending = float(2 * activation_bytes.MASTER * in_flight)
     slices_early = 0.0
     if turns > 1 and _reduces_each(training, workers):
         levels = math.log2(training.virtual_workers) + 1 if training.deterministic else 1
@@ -244,12 +244,6 @@ def _reduces_each(training: Training, workers: int) -> bool:
     return by_micro_batch and (
         not training.deterministic or training.parallel.count_slices(workers) > 1
     )
-
-
-def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
-    """Return the bytes of the FSDP units in flight, as they are sent and as they are received."""
-    units = [*ends.counts, *[layer] * min(layers, UNITS_AT_ONCE)]
-    return float(2 * activation_bytes.MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
 
 
 def estimate_cache_memory(

@@ -15,7 +15,6 @@ from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.held_parameters import resolve_offload
 from trainrig.estimate.layout import run_placement
 from trainrig.estimate.layout.cluster_choice import build_rented_cluster
-from trainrig.estimate.layout.fit_advice import describe_what_fits
 from trainrig.estimate.layout.run_subject import build_run_subject, list_uncounted_copies
 from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.step_memory import RESERVE, Memory, estimate_cache_memory
@@ -245,7 +244,7 @@ def _estimate_needs(
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
         **describe_memory_shortage(offers, device, largest, training),
-        **describe_what_fits(subject, cluster, largest),
+        **run_placement.describe_what_fits(subject, cluster, largest),
         **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),

@@ -8,6 +8,7 @@ vocabulary that is large relative to the layers no other count can.
 Shapes: C channels, L layers, F feedforward channels.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -110,7 +111,31 @@ def find_ladder_model(
     layers, channels, between = min(
         _iterate_candidates(parameters), key=lambda sizes: _measure_misfit(sizes, parameters)
     )
-    model = DecoderConfig(
+    return _build_model(
+        DecoderConfig,
+        layers,
+        channels,
+        between,
+        vocabulary=vocabulary,
+        positions=positions,
+        tie_embeddings=tie_embeddings,
+        mup=mup,
+    )
+
+
+def _build_model(
+    made_of: type[DecoderConfig],
+    layers: int,
+    channels: int,
+    between: int,
+    *,
+    vocabulary: int,
+    positions: int,
+    tie_embeddings: bool,
+    mup: MuP | None,
+) -> LadderModel:
+    """Build the model of some L, C and F, as usual for its width in all else."""
+    model = made_of(
         layers=layers,
         channels=channels,
         heads=channels // _find_grain(channels).head_channels,
@@ -152,20 +177,14 @@ def find_ladder_model_of(
             {width for by in (0.6, 0.8, 1.0) for width in _iterate_widths(by * widths[0])}
         )
 
-    def make(layers: int, channels: int, between: int) -> LadderModel:
-        model = made_of(
-            layers=layers,
-            channels=channels,
-            heads=channels // _find_grain(channels).head_channels,
-            feedforward_channels=between,
-            vocabulary=vocabulary,
-            positions=positions,
-            tie_embeddings=tie_embeddings,
-            initial_std=plain.model.initial_std if mup else compute_std_by_width(channels),
-            mup=mup,
-        )
-        count = count_parameters(model)
-        return LadderModel(model, count.layers, count.embedding + count.head)
+    make = functools.partial(
+        _build_model,
+        made_of,
+        vocabulary=vocabulary,
+        positions=positions,
+        tie_embeddings=tie_embeddings,
+        mup=mup,
+    )
 
     def fit_width(layers: int, channels: int) -> LadderModel:
         """Build the model with the feedforward width whose size is nearest; N is linear in it."""
@@ -177,10 +196,8 @@ def find_ladder_model_of(
 
     def measure_misfit(found: LadderModel) -> float:
         model = found.model
-        off = abs(math.log(found.parameters / parameters))
-        shape = math.log(model.channels / (sides * model.layers) / compute_aspect(parameters)) ** 2
-        widening = math.log(model.shape.feedforward_channels / model.channels / WIDENING) ** 2
-        return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
+        sizes = sides * model.layers, model.channels, model.shape.feedforward_channels
+        return _measure_misfit(sizes, parameters, found.parameters)
 
     return min(
         (fit_width(*sizes) for sizes in itertools.product(depths, widths)), key=measure_misfit
@@ -264,13 +281,17 @@ def _compute_between(parameters: float, layers: int, channels: int) -> float:
     return rest / (3 * channels)
 
 
-def _measure_misfit(sizes: tuple[int, int, int], parameters: float) -> float:
+def _measure_misfit(
+    sizes: tuple[int, int, int], parameters: float, found: int | None = None
+) -> float:
     """Measure the distance of (L, C, F) from `parameters`, and from the usual proportions.
 
-    The distance from `parameters` has by far the greatest weight.
+    `found` is the model's own number of parameters, by default that of a decoder. The distance from
+    `parameters` has by far the greatest weight.
     """
     layers, channels, between = sizes
-    found = layers * (4 * channels**2 + 3 * channels * between + 2 * channels) + channels
+    if found is None:
+        found = layers * (4 * channels**2 + 3 * channels * between + 2 * channels) + channels
     off = abs(math.log(found / parameters))
     shape = math.log(channels / layers / compute_aspect(parameters)) ** 2
     widening = math.log(between / channels / WIDENING) ** 2

@@ -10,7 +10,7 @@ from trainrig import hardware
 from trainrig.scaling.fit.fit_page import build_fit_page
 from trainrig.scaling.fit.law_fit import Fitted, LawFit, fit_law
 from trainrig.scaling.fit.law_summary import describe_law
-from trainrig.scaling.fit.law_views import compute_band
+from trainrig.scaling.law_plots import compute_band
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import format_count, format_usd
 from trainrig.scaling.laws.law_forms import Parametric

@@ -17,7 +17,7 @@ from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap
 from trainrig.scaling.regression.foretelling import HoldOut, split_held_out
-from trainrig.scaling.regression.form_choice import compute_criterion, select_fitter
+from trainrig.scaling.regression.form_choice import FITTERS, compute_criterion
 from trainrig.scaling.regression.minimise import Huber
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
@@ -136,7 +136,7 @@ def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_aske
 
 def test_the_criterion_prefers_the_form_that_the_losses_have() -> None:
     runs = make_table()
-    fits = {kind: select_fitter(kind, Huber())(runs) for kind in ("Parametric", "Kaplan")}
+    fits = {kind: FITTERS[kind](runs, Huber()) for kind in ("Parametric", "Kaplan")}
     assert compute_criterion(fits["Parametric"]) < compute_criterion(fits["Kaplan"]) - 20
 
 

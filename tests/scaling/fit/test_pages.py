@@ -9,7 +9,7 @@ from trainrig import hardware
 from trainrig.scaling.fit.fit_page import build_fit_page, write_fit_page
 from trainrig.scaling.fit.law_fit import Fitted, LawFit, fit_law
 from trainrig.scaling.fit.law_summary import find_grave_warnings, find_warnings
-from trainrig.scaling.fit.law_views import compute_band, format_power
+from trainrig.scaling.law_plots import compute_band, format_power
 from trainrig.scaling.laws.law import Approach, Interval, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.law_formats import format_interval
 from trainrig.scaling.laws.law_forms import Parametric

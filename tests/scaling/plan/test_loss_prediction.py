@@ -18,7 +18,7 @@ from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
 from trainrig.scaling.plan.prediction_table import predict_table
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import Squares
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
@@ -77,9 +77,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
             0.003 * np.random.default_rng(seed).normal(size=n.size)
         )
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss)
-        fit = fit_parametric(
-            runs, ParametricFit(loss=Squares(), exponents=(0.35,), floors=(0.5, 0.8))
-        )
+        fit = fit_parametric(runs, Squares(), exponents=(0.35,), floors=(0.5, 0.8))
         draws = bootstrap_form(fit, Bootstrap(draws=100, seed=seed)).forms
         law = Law(
             name="made", form=fit.form, draws=draws, parameters_count="total", tokenizer="bytes"

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from support.refits import make_refit
@@ -7,13 +9,13 @@ from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap, bootstrap_form, draw_counts
 from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
     fit_overtraining,
     fit_parametric,
 )
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
-QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
+# Enough starts for simple sweeps.
+fit_quick = partial(fit_parametric, exponents=(0.2, 0.5), floors=(0.5, 0.9))
 EXPONENT = {"parameters_exponent": lambda form: form.parameters_exponent}
 
 
@@ -76,17 +78,17 @@ def test_failed_draws_are_counted_and_too_many_are_refused():
 
 def test_weighing_rows_is_fitting_them_again_and_again():
     runs = make_sweep()
-    fit = fit_parametric(runs, QUICK)
+    fit = fit_quick(runs)
     counts = draw_counts(runs, Bootstrap(draws=20))[:3]
     for theta, count in zip(fit.refit_draws(counts), counts, strict=True):
-        again = fit_parametric(runs.select(np.repeat(np.arange(64), count)), QUICK)
+        again = fit_quick(runs.select(np.repeat(np.arange(64), count)))
         form = fit.regression.forms(theta)
         assert form.alpha == pytest.approx(again.form.alpha, rel=1e-6)
         assert pytest.approx(again.form.E, rel=1e-6) == form.E
 
 
 def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
-    draws = bootstrap_form(fit_parametric(make_sweep(), QUICK), Bootstrap(draws=100))
+    draws = bootstrap_form(fit_quick(make_sweep()), Bootstrap(draws=100))
     assert len(draws.forms) + draws.draws.failed == 100
     found = draws.compute_estimates(EXPONENT)
     assert set(found) == {"E", "A", "B", "alpha", "beta", "parameters_exponent"}
@@ -103,7 +105,7 @@ def test_points_of_one_run_that_err_together_widen_the_interval():
     shared = np.repeat(np.random.default_rng(5).normal(size=8), 8)
     runs = make_sweep(noise=0.001, trials=[f"trial {i // 8}" for i in range(64)])
     runs.loss[:] *= np.exp(0.01 * shared)
-    fit = fit_parametric(runs, QUICK)
+    fit = fit_quick(runs)
     whole, apart = (
         bootstrap_form(fit, Bootstrap(draws=200, resample=how)) for how in ("trials", "rows")
     )

@@ -25,7 +25,7 @@ from trainrig.scaling.regression.approaches import (
     fit_isoflop_line,
 )
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.form_fits import KaplanFit, fit_kaplan_form
+from trainrig.scaling.regression.form_fits import fit_kaplan_form
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
 from trainrig.scaling.regression.minimise import Squares
 
@@ -102,7 +102,7 @@ def describe_line(line: PowerLine, law: Parametric) -> Found:
 
 
 def find_by_kaplan(seed: int) -> Found:
-    fit = fit_kaplan_form(make_grid(KAPLAN, seed), KaplanFit(loss=Squares()))
+    fit = fit_kaplan_form(make_grid(KAPLAN, seed), Squares())
     found = bootstrap_form(fit, Bootstrap(draws=DRAWS, seed=seed)).compute_estimates()
     return {name: (found[name].bootstrap, true) for name, true in KAPLAN.constants.items()}
 
@@ -112,7 +112,7 @@ def find_by_frontiers(seed: int) -> Found:
 
     Their true values need endless tokens and parameters, which no sweep has.
     """
-    _, found = fit_frontier_laws(make_grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
+    found = fit_frontier_laws(make_grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
     truths = {"L(N).alpha": KAPLAN.alpha_n, "L(D).alpha": KAPLAN.alpha_d}
     return {name: (found[name].bootstrap, true) for name, true in truths.items()}
 

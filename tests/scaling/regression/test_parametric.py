@@ -1,5 +1,5 @@
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,13 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import Huber, Lad, Squares
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
-QUICK = ParametricFit(**FEW)
+# Enough starts for simple sweeps.
+fit_quick = partial(fit_parametric, exponents=(0.2, 0.5), floors=(0.5, 0.9))
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
 real = [
@@ -47,7 +47,7 @@ def list_constants(form):
 
 @pytest.mark.parametrize("loss", [Huber(), Lad(), Squares()])
 def test_runs_without_noise_give_their_law_back(loss):
-    fit = fit_parametric(make_sweep(), ParametricFit(loss=loss, **FEW))
+    fit = fit_quick(make_sweep(), loss)
     assert list_constants(fit.form) == pytest.approx(list_constants(TRUTH), rel=1e-6)
     assert np.abs(fit.residuals).max() < 1e-9
 
@@ -64,18 +64,18 @@ def test_the_record_proves_the_minimum():
 
 
 def test_the_objective_is_the_sum_over_runs():
-    fit = fit_parametric(make_sweep(noise=0.01), QUICK)
+    fit = fit_quick(make_sweep(noise=0.01))
     r = np.abs(fit.residuals)
     assert fit.objective == pytest.approx(np.where(r < 1e-3, r**2 / 2, 1e-3 * (r - 5e-4)).sum())
-    lad = fit_parametric(make_sweep(noise=0.01), ParametricFit(loss=Lad(), **FEW))
+    lad = fit_quick(make_sweep(noise=0.01), Lad())
     assert lad.objective == pytest.approx(np.abs(lad.residuals).sum())
     assert lad.objective <= np.abs(fit.residuals).sum()
 
 
 def test_each_run_twice_is_twice_the_objective_and_the_same_law():
     runs = make_sweep(noise=0.01)
-    once = fit_parametric(runs, QUICK)
-    twice = fit_parametric(runs.select(np.tile(np.arange(len(runs)), 2)), QUICK)
+    once = fit_quick(runs)
+    twice = fit_quick(runs.select(np.tile(np.arange(len(runs)), 2)))
     assert list_constants(twice.form) == pytest.approx(list_constants(once.form), rel=1e-7)
     assert twice.objective == pytest.approx(2 * once.objective)
 
@@ -83,8 +83,8 @@ def test_each_run_twice_is_twice_the_objective_and_the_same_law():
 def test_the_units_of_size_change_nothing_but_the_constants():
     runs = make_sweep(noise=0.01)
     other = RunsTable.of(parameters=runs.parameters / 1e6, tokens=runs.tokens / 1e9, loss=runs.loss)
-    one = fit_parametric(runs, QUICK)
-    two = fit_parametric(other, QUICK)
+    one = fit_quick(runs)
+    two = fit_quick(other)
     assert two.objective == pytest.approx(one.objective, rel=1e-9)
     assert pytest.approx(one.form.A / 1e6**one.form.alpha, rel=1e-6) == two.form.A
 
@@ -128,7 +128,7 @@ class Trap:
 
 def test_a_mean_under_default_tolerances_stops_early_and_ours_does_not():
     runs = make_sweep(noise=0.01, seed=1)
-    best = fit_parametric(runs, QUICK)
+    best = fit_quick(runs)
     _, stopped = Trap(runs).stopped_at(HOFFMANN, scale=1 / len(runs))
     assert stopped > best.objective * 1.02
     regression = best.regression
@@ -150,7 +150,7 @@ class TestChinchilla:
         assert fit.agree > 0.9
 
     def test_least_absolute_deviations_are_what_was_published(self):
-        fit = fit_parametric(read_chinchilla(), ParametricFit(loss=Lad()))
+        fit = fit_parametric(read_chinchilla(), loss=Lad())
         published = [482.01, 2085.43, 1.8172, 0.3478, 0.3658]
         assert list_constants(fit.form) == pytest.approx(published, rel=2e-4)  # the paper rounds E
         assert list_constants(fit.form)[:2] == pytest.approx(published[:2], rel=2e-5)

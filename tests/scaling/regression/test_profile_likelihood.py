@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -5,12 +7,12 @@ from scipy.optimize import minimize
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import Huber, Lad, Squares
 from trainrig.scaling.regression.profile_likelihood import profile, with_profiles
 
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
-QUICK = ParametricFit(**FEW)
+# Enough starts for simple sweeps.
+fit_quick = partial(fit_parametric, exponents=(0.2, 0.5), floors=(0.5, 0.9))
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 
 
@@ -27,7 +29,7 @@ def make_sweep(noise=0.01, seed=0, ratio=50, **more):
 
 
 def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
-    fit = fit_parametric(make_sweep(), ParametricFit(loss=Squares(), **FEW))
+    fit = fit_quick(make_sweep(), Squares())
     found = profile(fit, lambda form: form.alpha)
     held = found.values[2]
 
@@ -55,7 +57,7 @@ def test_runs_without_noise_leave_their_constants_in_no_doubt():
     parameters = parameters[kept]
     tokens = tokens[kept]
     loss = TRUTH.compute_loss(parameters, tokens)
-    fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
+    fit = fit_quick(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss))
     for name, true in TRUTH.constants.items():
         found = profile(fit, lambda form, name=name: form.constants[name])
         assert found.interval.low == pytest.approx(true, rel=1e-4)
@@ -63,7 +65,7 @@ def test_runs_without_noise_leave_their_constants_in_no_doubt():
 
 
 def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
-    fit = fit_parametric(make_sweep(), QUICK)
+    fit = fit_quick(make_sweep())
     found = {"alpha": profile(fit, lambda form: form.alpha), "a": profile(fit, get_exponent)}
     draws = bootstrap_form(fit, Bootstrap(draws=100))
     estimates = with_profiles(draws.compute_estimates({"a": get_exponent}), found)
@@ -78,15 +80,14 @@ def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
 
 
 def test_least_absolute_deviations_have_much_the_profile_of_hubers_loss():
-    losses = [ParametricFit(loss=loss, **FEW) for loss in (Lad(), Huber())]
     lad, huber = (
-        profile(fit_parametric(make_sweep(), how), get_exponent).interval for how in losses
+        profile(fit_quick(make_sweep(), loss), get_exponent).interval for loss in (Lad(), Huber())
     )
     assert (lad.low, lad.high) == pytest.approx((huber.low, huber.high), rel=0.01)
 
 
 def test_a_profile_has_its_least_at_the_fit_and_rises_to_both_sides():
-    fit = fit_parametric(make_sweep(), QUICK)
+    fit = fit_quick(make_sweep())
     found = profile(fit, lambda form: form.compute_optimum(1e22).parameters)
     at = int(np.argmin(found.rises))
     assert found.values[at] == pytest.approx(found.best, rel=1e-6)
@@ -97,7 +98,7 @@ def test_a_profile_has_its_least_at_the_fit_and_rises_to_both_sides():
 
 
 def test_a_narrower_level_gives_a_narrower_interval():
-    fit = fit_parametric(make_sweep(), QUICK)
+    fit = fit_quick(make_sweep())
     wide, narrow = (profile(fit, lambda form: form.beta, level).interval for level in (0.95, 0.5))
     assert wide.low < narrow.low < narrow.high < wide.high
 
@@ -108,7 +109,7 @@ def test_a_quantity_that_the_runs_do_not_bound_is_reported_as_open():
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
     errors = 0.05 * np.random.default_rng(1).normal(size=36)
     loss = TRUTH.compute_loss(parameters, tokens) * np.exp(errors)
-    fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
+    fit = fit_quick(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss))
     found = profile(fit, lambda form: form.E)
     assert found.interval.low is None
     assert "unbounded below" in str(found.interval)
@@ -122,6 +123,6 @@ def test_points_of_one_run_that_err_together_widen_the_profile():
     for more in ({}, {"trial": trials}):
         runs = make_sweep(noise=0.001, **more)
         runs.loss[:] *= shared
-        found = profile(fit_parametric(runs, QUICK), lambda form: form.alpha).interval
+        found = profile(fit_quick(runs), lambda form: form.alpha).interval
         widths.append(np.log(found.high / found.low))
     assert widths[1] > 1.3 * widths[0]

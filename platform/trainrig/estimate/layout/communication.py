@@ -216,12 +216,6 @@ def estimate_expert_traffic(
     return Exchange(ahead, both, recomputation=ahead)
 
 
-def estimate_stage_traffic(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
-    """Return the traffic between two stages, where each device sends `stream` bytes."""
-    sent = cluster.send("send", stream, cluster.group(degrees, ["pipeline"]))
-    return Exchange(sent, sent)
-
-
 @dataclass(frozen=True)
 class DataTraffic:
     """Traffic of one device for parameters and gradients in a step."""

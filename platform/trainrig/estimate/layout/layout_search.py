@@ -3,12 +3,12 @@
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.cost_estimate import USUAL_SHARE, Assumptions, Cost, estimate_cost
+from trainrig.estimate.cost_estimate import Assumptions, Cost, estimate_cost
 from trainrig.estimate.fitting_layouts import MOST_DEVICES, RECOMPUTED, BatchShape
 from trainrig.estimate.layout import layouts
-from trainrig.estimate.layout.assumed_prediction import AssumedPredictor
 from trainrig.estimate.layout.cluster_choice import is_timed
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
@@ -86,35 +86,37 @@ class RunPredictor:
         self.subject = subject
         self.cluster = cluster
         self.timed = is_timed(cluster) and not subject.lacking
-        self._predictors: dict[BatchShape, Predictor | AssumedPredictor] = {}
+        self._predictors: dict[BatchShape, Predictor] = {}
+        self._flops = lru_cache(maxsize=None)(self._count_flops)  # the same in all layouts
         self.main = self._get(subject.batch)
 
-    def _get(self, batch: BatchShape) -> Predictor | AssumedPredictor:
+    def _get(self, batch: BatchShape) -> Predictor:
         if batch not in self._predictors:
-            self._predictors[batch] = self._make(batch)
+            subject = self.subject
+            of_run = (subject.model, subject.training, batch, self.cluster)
+            self._predictors[batch] = Predictor(
+                *of_run, subject.predicted, subject.masks, self._as_written
+            )
         return self._predictors[batch]
 
-    def _make(self, batch: BatchShape) -> Predictor | AssumedPredictor:
-        subject = self.subject
-        of_run = (subject.model, subject.training, batch, self.cluster)
+    def _predict_batch(self, batch: BatchShape, layout: DeviceLayout) -> StepPrediction:
+        predictor = self._get(batch)
         if self.timed:
-            return Predictor(*of_run, subject.predicted, subject.masks, self._as_written)
+            return predictor.predict(layout)
+        return predictor.assume(layout, self._flops(batch))
+
+    def _count_flops(self, batch: BatchShape) -> float:
+        """Return the operations of a step, the mean over the run."""
+        subject = self.subject
+        length = batch.sequence_length
         flops = count_position_flops(
-            subject.objective, subject.model, batch.sequence_length, subject.training.steps
+            subject.objective, subject.model, length, subject.training.steps
         )
-        positions = batch.global_batch * batch.sequence_length
-        return AssumedPredictor(
-            *of_run,
-            flops * positions,
-            USUAL_SHARE,
-            subject.masks,
-            subject.predicted,
-            self._as_written,
-        )
+        return flops * (batch.global_batch * length)
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
         """Return the step of the largest stage, with the most memory that any stage needs."""
-        found = self.main.predict(layout)
+        found = self._predict_batch(self.subject.batch, layout)
         memory = found.memory
         for stage in self.subject.stages:
             other = self._predict_stage(stage, layout).memory
@@ -139,7 +141,7 @@ class RunPredictor:
         if stage.micro_batch is not None:
             rows = max(1, stage.micro_batch // layout.degrees.expert)
             layout = replace(layout, micro_batch=rows)
-        return self._get(stage.batch).predict(layout)
+        return self._predict_batch(stage.batch, layout)
 
 
 def search_layouts(predictor: RunPredictor, fixed: FixedDegrees) -> SearchedLayouts:
@@ -150,7 +152,7 @@ def search_layouts(predictor: RunPredictor, fixed: FixedDegrees) -> SearchedLayo
     runnable: StepPrediction | None = None
     nearest: StepPrediction | None = None
     legal = fitting = 0
-    for layout in _iterate_allowed_layouts(subject, predictor.cluster.devices, fixed):
+    for layout in subject.iterate_layouts(predictor.cluster.devices, fixed):
         legal += 1
         found = predictor.predict(layout)
         if nearest is None or found.memory.total < nearest.memory.total:
@@ -207,9 +209,7 @@ def search(
 
 
 def list_needs(
-    layout: DeviceLayout,
-    predictor: Predictor | AssumedPredictor,
-    objective: ObjectiveSettings = NEXT_TOKEN,
+    layout: DeviceLayout, predictor: Predictor, objective: ObjectiveSettings = NEXT_TOKEN
 ) -> tuple[str, ...]:
     """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
 
@@ -248,7 +248,7 @@ def list_needs(
     return tuple(lacking)
 
 
-def _lacks_tensor_axis(ranks: int, predictor: Predictor | AssumedPredictor) -> bool:
+def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
     """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
     training = predictor.training
     split = TensorSplit(ranks=ranks)
@@ -259,12 +259,6 @@ def _lacks_tensor_axis(ranks: int, predictor: Predictor | AssumedPredictor) -> b
     except ValueError:
         return True
     return False
-
-
-def _iterate_allowed_layouts(
-    subject: Subject, devices: int, fixed: FixedDegrees
-) -> Iterator[DeviceLayout]:
-    return layouts.iterate_legal_layouts(subject.model, subject.batch, devices, fixed.allows)
 
 
 def _rank(found: StepPrediction) -> tuple[float, int, bool, bool, int, float]:
@@ -315,15 +309,12 @@ def _check_fixed(subject: Subject, devices: int, fixed: FixedDegrees) -> None:
     if reason is not None:
         raise ConfigError(f"plan: {subject.name}: {reason}")
     if devices % asked.replica_devices:
+        given = " x ".join(f"{name} {value}" for name, value in fixed.given.items())
         several = asked.replica_devices * max(1, devices // asked.replica_devices)
         raise ConfigError(
             f"plan: {subject.name}: a replica takes {asked.replica_devices} devices "
-            f"({_format_fixed(fixed)}), and {devices} is not a multiple of that; use {several}"
+            f"({given}), and {devices} is not a multiple of that; use {several}"
         )
-
-
-def _format_fixed(fixed: FixedDegrees) -> str:
-    return " x ".join(f"{name} {value}" for name, value in fixed.given.items())
 
 
 def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> str:
@@ -331,14 +322,7 @@ def _explain_none_legal(subject: Subject, cluster: Cluster, fixed: FixedDegrees)
     fewer = [devices // 2**n for n in range(1, devices.bit_length())]
     more = [devices * 2**n for n in range(1, 5)]
     near = [
-        next(
-            (
-                n
-                for n in counts
-                if next(_iterate_allowed_layouts(subject, n, fixed), None) is not None
-            ),
-            None,
-        )
+        next((n for n in counts if next(subject.iterate_layouts(n, fixed), None) is not None), None)
         for counts in (fewer, more)
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
@@ -408,11 +392,11 @@ def find_fitting_layout(
 
 def _iterate_fitting_layouts(
     subject: Subject, cluster: Cluster, fixed: FixedDegrees
-) -> Iterator[tuple[StepPrediction, Predictor | AssumedPredictor]]:
+) -> Iterator[tuple[StepPrediction, Predictor]]:
     """Yield the layouts that fit, each with its predictor, of those that need the least memory."""
     predictor = RunPredictor(subject, replace(cluster, across=cluster.across or cluster.inside))
     room = cluster.device.memory
-    for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
+    for layout in subject.iterate_layouts(cluster.devices, fixed):
         if not _saves_most(layout, subject.batch):
             continue
         found = predictor.predict(layout)

@@ -10,7 +10,6 @@ all three schedules a device is idle for the time of (P - 1) / chunks of its mic
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TypeVar
 
 from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
@@ -28,8 +27,6 @@ from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layer_bytes import estimate_keys_and_values
 from trainrig.parallel.layout import FSDP, needs_sharding
 from trainrig.train.run_file.training_settings import Training
-
-Device = TypeVar("Device")
 
 
 @cache
@@ -52,15 +49,6 @@ def count_held(
 def count_waiting(layout: DeviceLayout) -> float:
     """Return the time that a device is idle in a step, in micro-batches of that device."""
     return (layout.degrees.pipeline - 1) / layout.chunks
-
-
-def select_largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the devices of a pipeline that may need the most memory.
-
-    The first devices keep the most micro-batches and the last one holds the logits. The neighbour
-    of either may have one layer more, so that the first two and the last two are returned.
-    """
-    return devices if len(devices) <= 4 else devices[:2] + devices[-2:]
 
 
 @dataclass(frozen=True)
@@ -115,14 +103,14 @@ class MicroBatchSeconds:
     """Seconds that one device of a pipeline spends on a micro-batch, by cause, over both passes."""
 
     products: float
-    attention: float
-    elementwise: float
-    tensor: float
-    context: float
-    expert: float
-    pipeline: float  # sending between stages
+    attention: float = 0.0
+    elementwise: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    pipeline: float = 0.0  # sending between stages
 
-    @cached_property
+    @property
     def total(self) -> float:
         """Seconds of all causes together."""
         computed = self.products + self.attention + self.elementwise

@@ -1,12 +1,13 @@
 """The run whose layout is planned: its model, settings, and the batches of its stages."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.layout.layouts import Degrees
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, iterate_legal_layouts
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
@@ -53,6 +54,10 @@ class Subject:
         """Return all stages of the run."""
         return self.stages or (RunStage(self.batch, self.training.steps),)
 
+    def iterate_layouts(self, devices: int, fixed: "FixedDegrees") -> Iterator[DeviceLayout]:
+        """Yield every legal layout of `devices` with the degrees of `fixed`."""
+        return iterate_legal_layouts(self.model, self.batch, devices, fixed.allows)
+
 
 @dataclass(frozen=True)
 class FixedDegrees:
@@ -94,8 +99,7 @@ def build_run_subject(
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     ]
     largest = max(
-        parts,
-        key=lambda part: part.batch.global_batch * part.batch.sequence_length * part.steps,
+        parts, key=lambda part: part.batch.global_batch * part.batch.sequence_length * part.steps
     )
     rate = sum(
         share * objective.mean_rate(run.training.steps)

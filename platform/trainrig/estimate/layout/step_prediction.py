@@ -4,13 +4,14 @@ A replica's step is n micro-batches on each of the P devices of a pipeline (P = 
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
 and gradients, plus the optimizer's time, plus a constant share of all that.
-estimate/layout/planner_terms.py states each term.
+estimate/layout/planner_terms.py has its constants, and the page of a layout plan states each term.
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
+from trainrig.estimate.cost_estimate import USUAL_SHARE
 from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
 from trainrig.estimate.layout import (
     communication,
@@ -20,6 +21,7 @@ from trainrig.estimate.layout import (
     planner_terms,
 )
 from trainrig.estimate.layout.communication import NOTHING, Cluster, Sent
+from trainrig.estimate.model_parallel_memory import estimate_worker_memory
 from trainrig.estimate.model_share import ModelParts
 from trainrig.estimate.step_memory import Memory
 from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
@@ -36,16 +38,9 @@ from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)
-class StepSeconds:
+class StepSeconds(pipeline_device.MicroBatchSeconds):
     """Seconds of a step, by cause."""
 
-    products: float
-    attention: float = 0.0
-    elementwise: float = 0.0
-    tensor: float = 0.0
-    context: float = 0.0
-    expert: float = 0.0
-    pipeline: float = 0.0  # sending between stages
     bubble: float = 0.0  # waiting for other stages or for a slower device
     data: float = 0.0  # waiting for parameters and gradients, and copying them
     optimizer: float = 0.0
@@ -154,23 +149,18 @@ class Predictor:
 
         `predicted` is the share of tokens for which logits are computed, and `masks` are those that
         the rows of the run need. `as_written` keeps the virtual workers of the run.
-
-        Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
-        model is not known.
         """
         self.model = model
         self.training = training
         self.batch = batch
         self.cluster = cluster
-        self.timer = device_compute.Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
         self.masks = masks
-        token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
-        self._flops = token_flops.training * self._positions
         self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
         # Many layouts of a search share these parts.
-        self.cut = lru_cache(maxsize=None)(self._cut_model)
+        self._cut = lru_cache(maxsize=None)(partial(cut_model, model))
+        self._cut_shapes = lru_cache(maxsize=None)(partial(cut_shapes, model))
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._build_replica)
         self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
@@ -179,8 +169,45 @@ class Predictor:
             partial(apply_to_training, training, as_written=as_written)
         )
 
+    @cached_property
+    def timer(self) -> device_compute.Timer:
+        """Estimate of the seconds of kernels on these devices."""
+        return device_compute.Timer(self.cluster.name, self.cluster.device, self.training)
+
+    @cached_property
+    def _flops(self) -> float:
+        """Operations of a step, forward and backward."""
+        length = self.batch.sequence_length
+        token = count_token_flops(self.model, length, predicted=self.predicted)
+        return token.training * self._positions
+
+    def assume(self, layout: layouts.DeviceLayout, flops: float) -> StepPrediction:
+        """Return the memory of `layout`, and the seconds of `flops` at USUAL_SHARE of the peak.
+
+        It is for steps whose time cannot be predicted: the table of hardware lacks figures of some
+        devices, and some models have parts that the formulas do not know. Each replica of `layout`
+        is one device. Memory is counted as for every run.
+        """
+        batch = self.batch
+        memory = estimate_worker_memory(
+            self.model,
+            self.build_training(layout),
+            self.cluster.devices,
+            batch.global_batch,
+            layout.micro_batch,
+            batch.sequence_length,
+            self.masks,
+        )
+        seconds = StepSeconds(products=flops / (self._peak * USUAL_SHARE))
+        traffic = StepTraffic()
+        return StepPrediction(layout, memory, traffic, seconds, self._positions, flops, self._peak)
+
     def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
-        """Return the prediction for `layout`, which must be legal."""
+        """Return the prediction for `layout`, which must be legal.
+
+        Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
+        model is not known.
+        """
         micro_batches = layout.count_micro_batches(self.batch.global_batch)
         degrees = layout.degrees
         devices = self._pipeline(
@@ -193,15 +220,21 @@ class Predictor:
         training = self.build_training(layout)
         slowest = max(devices, key=lambda device: device.spent.total)
         masks = self._masks(degrees.context, layout.micro_batch, training.recompute is None)
+        # The first devices keep the most micro-batches and the last one holds the logits. The
+        # neighbour of either may have one layer more.
+        largest = devices if len(devices) <= 4 else devices[:2] + devices[-2:]
         memory = max(
-            (
-                device.estimate_memory(layout, training, micro_batches, masks)
-                for device in pipeline_device.select_largest(devices)
-            ),
+            (device.estimate_memory(layout, training, micro_batches, masks) for device in largest),
             key=lambda memory: memory.total,
         )
         data = slowest.estimate_data_traffic(layout, micro_batches)
         spent = slowest.spent
+        seconds = StepSeconds(
+            **{cause: micro_batches * value for cause, value in asdict(spent).items()},
+            bubble=pipeline_device.count_waiting(layout) * spent.total,
+            data=data.waited + self.timer.time_moving(data.copied),
+            optimizer=slowest.time_update(layout),
+        )
         tensor, context, expert, between = (sent.multiply(micro_batches) for sent in slowest.sent)
         return StepPrediction(
             layout=layout,
@@ -209,21 +242,11 @@ class Predictor:
             traffic=StepTraffic(
                 tensor, context, expert, between, data.gathered, data.reduced, data.replicated
             ),
-            seconds=self._add_rest(
-                StepSeconds(
-                    **{cause: micro_batches * value for cause, value in asdict(spent).items()},
-                    bubble=pipeline_device.count_waiting(layout) * spent.total,
-                    data=data.waited + self.timer.time_moving(data.copied),
-                    optimizer=slowest.time_update(layout),
-                )
-            ),
+            seconds=replace(seconds, rest=planner_terms.REST.value * seconds.explained),
             positions=self._positions,
             flops=self._flops,
             peak=self._peak,
         )
-
-    def _add_rest(self, seconds: StepSeconds) -> StepSeconds:
-        return replace(seconds, rest=planner_terms.REST.value * seconds.explained)
 
     def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied.
@@ -242,9 +265,6 @@ class Predictor:
         training = self.training.model_copy(update={"parallel": parallel, "recompute": recompute})
         return self.masks.count_kept(self.model, training, rows, self.batch.sequence_length)
 
-    def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
-        return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
-
     def _build_pipeline(
         self,
         degrees: layouts.Degrees,
@@ -262,20 +282,13 @@ class Predictor:
             sequence_parallel,
         )
         stages = cut_for_ranks(self.model, degrees.pipeline, chunks)
-        stage = communication.estimate_stage_traffic(
-            self.cluster, degrees, replica.stream / replica.split
-        )
+        group = self.cluster.group(degrees, ["pipeline"])
+        sent = self.cluster.send("send", replica.stream / replica.split, group)
+        stage = communication.Exchange(sent, sent)
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
             pipeline_device.PipelineDevice(
-                self.timer,
-                self.cluster,
-                degrees,
-                replica,
-                parts,
-                device,
-                stages[device],
-                stage,
+                self.timer, self.cluster, degrees, replica, parts, device, stages[device], stage
             )
             for device in range(degrees.pipeline)
         )
@@ -299,7 +312,8 @@ class Predictor:
             stream=size * tokens * self.model.channels,
             recompute=recomputation,
         )
-        local, shapes = self.cut(tensor, expert)
+        local = self._cut(tensor, expert)
+        shapes = self._cut_shapes(tensor, expert)
         around = communication.estimate_tensor_traffic(
             self.cluster, shared.degrees, shared.stream, sequence_parallel
         )

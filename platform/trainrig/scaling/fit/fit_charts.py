@@ -1,7 +1,7 @@
 """Charts of a fit's report page; its template words their findings."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from trainrig.report import plots
 from trainrig.report.number_formats import format_short
 from trainrig.report.plots import ChartFacts, Line
 from trainrig.scaling import law_plots
-from trainrig.scaling.fit import law_views
-from trainrig.scaling.fit.law_views import format_power
+from trainrig.scaling.law_plots import format_power
 from trainrig.scaling.laws.law import Law, TaskLaw, refuse_draws
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.foretelling import predict
 from trainrig.scaling.regression.hoffmann import (
     LEAST_SIZES,
     EnvelopeFit,
@@ -33,14 +33,9 @@ def _tabulate(columns: Sequence[str], rows: Sequence[plots.Row]) -> ChartFacts:
     return {"columns": columns, "rows": chosen, "cut": cut}
 
 
-def _predict_losses(law: Law, runs: RunsTable) -> Array:
-    unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-    return law.form.compute_loss(runs.parameters, runs.tokens, unique)
-
-
 def draw_law_agreement(law: Law, runs: RunsTable) -> ChartFacts:
     """Draw predicted over measured loss, with held-out runs predicted by the fit without them."""
-    predicted = _predict_losses(law, runs)
+    predicted = predict(law.form, runs)
     kept = law.held_out.rows if law.held_out else ()
     held = (np.array([row.predicted for row in kept]), np.array([row.loss for row in kept]))
     error = np.abs(predicted / runs.loss - 1)
@@ -56,7 +51,7 @@ def draw_law_agreement(law: Law, runs: RunsTable) -> ChartFacts:
 
 def draw_residuals(law: Law, runs: RunsTable) -> dict[str, ChartFacts]:
     """Draw the errors over parameters and over tokens, by the name of these."""
-    error = _predict_losses(law, runs) / runs.loss - 1
+    error = predict(law.form, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
     held_error = [row.error for row in kept]
     sides = {
@@ -96,10 +91,10 @@ def draw_optima(
     """Draw N* and D* over compute, by the law with its interval and by the other approaches."""
     assert law.ranges is not None  # a fitted law has ranges
     span = law.ranges.flops
-    flops = law_views.space_computes(law)
+    flops = law_plots.space_computes(law)
     charts = {}
     for quantity in ("parameters", "tokens"):
-        found = law_views.compute_band(law, flops, operator.attrgetter(quantity))
+        found = law_plots.compute_band(law, flops, operator.attrgetter(quantity))
         marks = found.draw()
         marks.append(plots.Span(span.least, span.greatest, "compute of the runs"))
         marks += _draw_other_ways(flops, isoflop, envelope, quantity)
@@ -146,11 +141,11 @@ def draw_loss_contours(law: Law, runs: RunsTable) -> ChartFacts:
     sizes = law.ranges.parameters
     seen = law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
-    flops = law_views.space_computes(law)
+    flops = law_plots.space_computes(law)
     best = law.form.compute_optimum(flops)
     ratios = runs.tokens / runs.parameters
     shown = Line(runs.parameters, runs.tokens, "runs", style="o", size=3.5)
-    surface = law_views.compute_surface(law.form, *ends)
+    surface = law_plots.compute_surface(law.form, *ends)
     columns = ("FLOPs", "parameters", "tokens", "loss (nats per token)")
     rows = [
         (
@@ -253,12 +248,8 @@ def draw_envelope(along: RunsTable, fit: EnvelopeFit | None) -> ChartFacts:
     }
 
 
-def draw_profiles(profiles: Mapping[str, Profile]) -> dict[str, ChartFacts]:
-    """Draw how the objective rises as each constant is moved from its best value."""
-    return {name: _draw_profile(name, profile) for name, profile in profiles.items()}
-
-
-def _draw_profile(name: str, profile: Profile) -> ChartFacts:
+def draw_profile(name: str, profile: Profile) -> ChartFacts:
+    """Draw how the objective rises as the constant `name` is moved from its best value."""
     interval = profile.interval
     rises = profile.rises / profile.cutoff
     ends = [end for end in (interval.low, interval.high) if end is not None]
@@ -283,12 +274,12 @@ def draw_task(task: TaskLaw, runs: RunsTable) -> ChartFacts:
     flops = asked.flops_6nd
     scores = asked.task_scores[task.task]
     form = task.form
-    line = np.geomspace(flops.min(), flops.max() * law_views.BEYOND, law_views.COMPUTES)
-    band = law_views.Band(line, form.compute_score(line))
+    line = np.geomspace(flops.min(), flops.max() * law_plots.BEYOND, law_plots.COMPUTES)
+    band = law_plots.Band(line, form.compute_score(line))
     if not refuse_draws(len(task.draws), task.draws_failed):
-        tails = ((1 - law_views.LEVEL) / 2, (1 + law_views.LEVEL) / 2)
+        tails = ((1 - law_plots.LEVEL) / 2, (1 + law_plots.LEVEL) / 2)
         ends = np.quantile(task.drawn.compute_score(line), tails, axis=0)
-        band = law_views.Band(line, band.value, *ends)
+        band = law_plots.Band(line, band.value, *ends)
     errors = np.nan_to_num(asked.task_errors[task.task]).tolist()
     marks = [
         *band.draw(),

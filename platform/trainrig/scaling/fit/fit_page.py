@@ -10,7 +10,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.report import page_rendering, plots
 from trainrig.scaling import law_plots
-from trainrig.scaling.fit import fit_charts, law_summary, law_views
+from trainrig.scaling.fit import fit_charts, law_summary
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
 from trainrig.scaling.laws import best_split, law_formats
 from trainrig.scaling.laws.law import IntervalEstimate, Law
@@ -43,7 +43,7 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         state="warning" if law_summary.find_grave_warnings(law) else "done",
         warnings=law_summary.find_warnings(law),
         formats=law_formats,
-        views=law_views,
+        views=law_plots,
         ask=ask,
         next=law_summary.NEXT,
         best=best_split.steer(law).compute_optimum(ask),
@@ -55,7 +55,9 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         agreement=fit_charts.draw_law_agreement(law, runs),
         residuals=fit_charts.draw_residuals(law, runs),
         constants=_list_constants(law),
-        profiles=fit_charts.draw_profiles(fitted.profiles),
+        profiles={
+            name: fit_charts.draw_profile(name, found) for name, found in fitted.profiles.items()
+        },
         optima=fit_charts.draw_optima(law, isoflop, envelope),
         contours=fit_charts.draw_loss_contours(law, runs),
         isoflops=fit_charts.draw_isoflops(runs, isoflop, fitted.settings.isoflop)
@@ -82,7 +84,9 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
             )
         ],
         held_out=law_plots.take_first_rows(_list_held_out(law)),
-        left_out=law_plots.take_first_rows(_list_left_out(law)),
+        left_out=law_plots.take_first_rows(
+            [(row.name, row.reason) for row in (law.fit.rows_left_out if law.fit else ())]
+        ),
         folder=folder,
         law_file=f"{folder}/{LAW_FILE}",
     )
@@ -114,8 +118,8 @@ def _list_constants(law: Law) -> list[plots.Row]:
         (
             name.replace("_", " "),
             f"{found.value:.5g}",
-            *law_views.format_ends(found.bootstrap),
-            *law_views.format_ends(found.profile),
+            *law_plots.format_ends(found.bootstrap),
+            *law_plots.format_ends(found.profile),
             "–" if found.standard_error is None else f"{found.standard_error:.3g}",
         )
         for name, found in law.estimates.items()
@@ -125,7 +129,7 @@ def _list_constants(law: Law) -> list[plots.Row]:
 def _format_exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
     if estimate is None:
         return "–", "–", "–"
-    return f"{estimate.value:.4f}", *law_views.format_ends(estimate.bootstrap)
+    return f"{estimate.value:.4f}", *law_plots.format_ends(estimate.bootstrap)
 
 
 def _list_forms(law: Law) -> list[plots.Row]:
@@ -156,10 +160,6 @@ def _list_held_out(law: Law) -> list[plots.Row]:
         )
         for row in sorted(rows, key=lambda row: -row.parameters * row.tokens)
     ]
-
-
-def _list_left_out(law: Law) -> list[plots.Row]:
-    return [(row.name, row.reason) for row in (law.fit.rows_left_out if law.fit else ())]
 
 
 def _try_fit(fit: Callable[[], F]) -> F | None:

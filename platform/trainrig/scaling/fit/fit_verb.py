@@ -126,7 +126,7 @@ def find_answer(
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
         return _compare(tables, settings, out, progress)
     runs = tables.read(tables.paths, tables.recipes)
-    name = tables.recipes[0] if tables.recipes else _find_table_name(tables.paths[0])
+    name = tables.recipes[0] if tables.recipes else _split_path(tables.paths[0])[-1]
     try:
         fitted = fit_law(runs, settings, name, tables.paths[0], progress)
     except DataError as why:
@@ -239,13 +239,11 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _find_table_name(path: str) -> str:
-    """Return the name of a table: its file name, or its folder's name if the file is `runs.*`."""
-    return _split_path(path)[-1]
-
-
 def _split_path(path: str) -> tuple[str, ...]:
-    """Return the folders above a table, then its name."""
+    """Return the folders above a table, then its name.
+
+    The name is that of the file, or of its folder if the file is `runs.*`.
+    """
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
     name = named.stem if named.suffix in (*TEXT_SUFFIXES, ".parquet") else named.name

@@ -5,6 +5,7 @@ seeded.
 """
 
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -118,10 +119,10 @@ def fit_law(
     held_out, not_judged = _judge_form(screened.runs, forms, settings, reporter)
     reporter.stage("bootstrap")
     draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
+    # OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
+    determined = forms.chosen in ("Parametric", "Kaplan")
     quantities = (
-        {"parameters_exponent": _get_parameters_exponent}
-        if _determines_exponent(forms.chosen)
-        else {}
+        {"parameters_exponent": operator.attrgetter("parameters_exponent")} if determined else {}
     )
     members = tuple(_draw_members(forms, settings, reporter))
     reporter.stage("errors on larger runs")
@@ -156,7 +157,8 @@ def fit_law(
         tasks=tasks,
         tasks_refused=tasks_refused,
         source=source,
-        made_by=list_versions(),
+        made_by={"trainrig": __version__}
+        | {name: metadata.version(name) for name in ("numpy", "scipy")},
     )
     return Fitted(law, screened.runs, screened.along, profiled, settings)
 
@@ -234,11 +236,6 @@ def compute_ranges(runs: RunsTable) -> Ranges:
     )
 
 
-def list_versions() -> dict[str, str]:
-    """Return the versions of the packages that affect the last digits of a fit."""
-    return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
-
-
 def _compute_span(values: Floats) -> FittedRange:
     return FittedRange(least=float(values.min()), greatest=float(values.max()))
 
@@ -267,21 +264,9 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     return given or (named.pop() if named else "unknown")
 
 
-def _determines_exponent(kind: form_choice.Kind) -> bool:
-    """Return whether the form's own constants determine the exponent of N*(C).
-
-    OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
-    """
-    return kind in ("Parametric", "Kaplan")
-
-
-def _get_parameters_exponent(form: Any) -> Any:
-    return form.parameters_exponent
-
-
 def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEstimate]:
     try:
-        return fit_frontier_laws(screened.runs, settings.bootstrap)[1]
+        return fit_frontier_laws(screened.runs, settings.bootstrap)
     except DataError:
         return {}
 
@@ -312,17 +297,16 @@ def _collect_approaches(
 
 def _subtract_from_one(exponent: IntervalEstimate) -> IntervalEstimate:
     """Return the estimate of 1 - a for an estimate of a."""
+
+    def mirror(interval: Interval | None) -> Interval | None:
+        if interval is None:
+            return None
+        low, high = (None if end is None else 1 - end for end in (interval.high, interval.low))
+        return Interval(low=low, high=high, level=interval.level)
+
     return IntervalEstimate(
         value=1 - exponent.value,
-        bootstrap=_mirror_interval(exponent.bootstrap),
-        profile=_mirror_interval(exponent.profile),
+        bootstrap=mirror(exponent.bootstrap),
+        profile=mirror(exponent.profile),
         standard_error=exponent.standard_error,
     )
-
-
-def _mirror_interval(interval: Interval | None) -> Interval | None:
-    if interval is None:
-        return None
-    low = None if interval.high is None else 1 - interval.high
-    high = None if interval.low is None else 1 - interval.low
-    return Interval(low=low, high=high, level=interval.level)

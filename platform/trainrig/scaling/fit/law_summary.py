@@ -80,23 +80,17 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
     if law.ranges is not None:
         ahead = float(f"{law.ranges.flops.greatest * NEXT:.1e}")
         if apart := best_split.describe_disagreement(law, ahead):
-            found.append(f"{apart[0].upper()}{apart[1:]}. Plans follow {_name_leading(law)}.")
+            leading = best_split.name_leading(law)
+            found.append(f"{apart[0].upper()}{apart[1:]}. Plans follow {leading}.")
     better = _find_better_form(law)
     if better:
         found.append(f"The form {better} fits these runs better; compare the forms below.")
     return (*found, *_find_disagreements(law))
 
 
-def _name_leading(law: Law) -> str:
-    leading = best_split.find_leading(law)
-    return leading.name if leading else law.form.kind
-
-
 def _is_open(estimate: IntervalEstimate) -> bool:
-    intervals = [
-        interval for interval in (estimate.profile, estimate.bootstrap) if interval is not None
-    ]
-    return any(interval.low is None or interval.high is None for interval in intervals)
+    intervals = (estimate.profile, estimate.bootstrap)
+    return any(interval and None in (interval.low, interval.high) for interval in intervals)
 
 
 def _find_better_form(law: Law) -> str | None:
@@ -149,13 +143,12 @@ def describe_law(law: Law) -> Iterator[str]:
             f"D = {d.least:.3g} to {d.greatest:.3g}, 6ND = {c.least:.3g} to {c.greatest:.3g}"
         )
     yield ""
-    yield f"{'':22}{'value':>12}  {'95% by bootstrap':24}95% by profile".replace(
-        "95%", f"{_find_level(law):.0%}"
-    )
+    found = (estimate.bootstrap for estimate in law.estimates.values() if estimate.bootstrap)
+    level = f"{next((interval.level for interval in found), 0.95):.0%}"
+    yield f"{'':22}{'value':>12}  {f'{level} by bootstrap':24}{level} by profile"
     for name, estimate in law.estimates.items():
         bootstrap = _format_bootstrap(estimate)
-        profile = _format_profile(estimate)
-        yield f"{name:22}{estimate.value:>12.5g}  {bootstrap:24}{profile}"
+        yield f"{name:22}{estimate.value:>12.5g}  {bootstrap:24}{estimate.profile or ''}"
     yield from _describe_fit(law)
     for approach in law.approaches:
         yield from _describe_approach(approach)
@@ -193,17 +186,8 @@ def _describe_tasks(law: Law) -> Iterator[str]:
         yield f"  {name}: no law: {why}"
 
 
-def _find_level(law: Law) -> float:
-    found = (estimate.bootstrap for estimate in law.estimates.values() if estimate.bootstrap)
-    return next((interval.level for interval in found), 0.95)
-
-
 def _format_bootstrap(estimate: IntervalEstimate) -> str:
     return str(estimate.bootstrap) if estimate.bootstrap else "none"
-
-
-def _format_profile(estimate: IntervalEstimate) -> str:
-    return str(estimate.profile) if estimate.profile else ""
 
 
 def _describe_fit(law: Law) -> Iterator[str]:

@@ -10,7 +10,7 @@ from trainrig.report.plots import ChartFacts
 from trainrig.scaling.fit import objective_comparison
 from trainrig.scaling.fit.fit_page import PAGE
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
-from trainrig.scaling.fit.law_views import format_power
+from trainrig.scaling.law_plots import format_power
 from trainrig.scaling.laws import law_formats
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_formats import format_count, format_interval, name_objective

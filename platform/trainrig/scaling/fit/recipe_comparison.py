@@ -15,6 +15,7 @@ Shapes: R runs of all recipes, Q recipes, P coordinates (3 Q + 2), K draws.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -27,7 +28,13 @@ from trainrig.scaling.laws.law_forms import Array, Constants, Parametric
 from trainrig.scaling.laws.runs_screening import Exclusions, refuse_mixtures, screen
 from trainrig.scaling.laws.runs_table import RunsTable, join_tables
 from trainrig.scaling.regression.bootstrap import Bootstrap, Draws, bootstrap
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_above_floor, fit_parametric
+from trainrig.scaling.regression.form_fits import (
+    EXPONENTS,
+    FLOORS,
+    centre_logs,
+    fit_above_floor,
+    fit_parametric,
+)
 from trainrig.scaling.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
 from trainrig.scaling.regression.regression import Fit, Regression, check_numbers
 
@@ -102,7 +109,6 @@ class Recipes(Constants):
 
 
 Counts = NDArray[np.int64]
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -113,9 +119,9 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
     and for too few runs.
     """
     swept = _screen_tables(tables, settings)
+    fit = partial(fit_parametric, loss=settings.loss, search=settings.search)
     apart = [
-        _apply_to_recipe(name, fit_parametric, swept.select_runs(q), _build_fit_settings(settings))
-        for q, name in enumerate(swept.names)
+        _apply_to_recipe(name, fit, swept.select_runs(q)) for q, name in enumerate(swept.names)
     ]
     jointly = _build_regression(swept, settings).fit()
     shared = settings.share == "exponents"
@@ -125,7 +131,11 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
     def redrawn(counts: Counts) -> Array:
         if shared:
             return _stack_differences(_build_laws(jointly.refit_draws(counts), swept), at)
-        return _stack_differences(_refit_apart(apart, swept, counts), at)
+        redrawn_laws = [
+            fit.regression.forms(fit.refit_draws(counts[:, swept.recipe == q]))
+            for q, fit in enumerate(apart)
+        ]
+        return _stack_differences(redrawn_laws, at)
 
     drawn = bootstrap(redrawn, swept.runs, settings.bootstrap, strata=swept.recipe)
     return Comparison(
@@ -133,7 +143,7 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
         recipes=tuple(
             RecipeLaw(
                 name=name,
-                form=_convert_to_floats(law),
+                form=Parametric.model_validate({k: float(v) for k, v in law.constants.items()}),
                 rows=len(swept.select_runs(q)),
                 rows_left_out=out,
             )
@@ -210,7 +220,8 @@ def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swe
             "a comparison needs two recipes: name two tables, or two recipes of one table"
         )
     screened = [
-        _apply_to_recipe(name, screen, table, settings.exclusions) for name, table in tables.items()
+        _apply_to_recipe(name, partial(screen, exclusions=settings.exclusions), table)
+        for name, table in tables.items()
     ]
     runs = join_tables([one.runs for one in screened])
     # Recipes differ by design, so their names are hidden from this check; tokenizers must match.
@@ -223,22 +234,18 @@ def _screen_tables(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swe
     return _Swept(replace(runs, trial=trial), tuple(tables), recipe, left_out)
 
 
-def _apply_to_recipe(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S) -> T:
+def _apply_to_recipe(name: str, do: Callable[[RunsTable], T], runs: RunsTable) -> T:
     """Call `do` on a recipe's runs, and name the recipe in the message of a DataError."""
     try:
-        return do(runs, settings)
+        return do(runs)
     except DataError as why:
         raise DataError(f"{name}: {why}") from None
 
 
-def _build_fit_settings(settings: RecipeFit) -> ParametricFit:
-    return ParametricFit(loss=settings.loss, search=settings.search)
-
-
 def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]:
     """Build the regression of log loss on ln A, ln B and ln E per recipe, and common exponents."""
-    log_n = _centre_logs(swept.runs.parameters)
-    log_d = _centre_logs(swept.runs.tokens)
+    log_n, _ = centre_logs(swept.runs.parameters)
+    log_d, _ = centre_logs(swept.runs.tokens)
     recipes = len(swept.names)
     rows = len(swept.runs)
     designs = np.zeros((3, rows, 3 * recipes + 2))
@@ -246,9 +253,8 @@ def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]
         designs[term, np.arange(rows), 3 * swept.recipe + term] = 1
     designs[0, :, -2] = -log_n
     designs[1, :, -1] = -log_d
-    how = _build_fit_settings(settings)
     starts = []
-    for alpha, beta, floor in itertools.product(how.exponents, how.exponents, how.floors):
+    for alpha, beta, floor in itertools.product(EXPONENTS, EXPONENTS, FLOORS):
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
         of_each = [
             fit_above_floor(terms[swept.recipe == q], swept.select_runs(q).loss, floor)
@@ -261,8 +267,8 @@ def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]
         np.array(starts),
         settings.loss,
         lambda theta: Recipes.model_construct(laws=tuple(_build_laws(theta, swept))),
-        settings.search,
         check_numbers,
+        settings.search,
     )
 
 
@@ -271,29 +277,21 @@ def _build_laws(theta: Array, swept: _Swept) -> list[Parametric]:
 
     The constants are arrays if theta has leading dimensions.
     """
-    middle = [float(np.log(v).mean()) for v in (swept.runs.parameters, swept.runs.tokens)]
+    _, middle_n = centre_logs(swept.runs.parameters)
+    _, middle_d = centre_logs(swept.runs.tokens)
     alpha = theta[..., -2]
     beta = theta[..., -1]
     laws = []
     for q in range(len(swept.names)):
         constants: dict[str, Any] = {
-            "A": np.exp(theta[..., 3 * q] + alpha * middle[0]),
-            "B": np.exp(theta[..., 3 * q + 1] + beta * middle[1]),
+            "A": np.exp(theta[..., 3 * q] + alpha * middle_n),
+            "B": np.exp(theta[..., 3 * q + 1] + beta * middle_d),
             "E": np.exp(theta[..., 3 * q + 2]),
             "alpha": alpha,
             "beta": beta,
         }
         laws.append(Parametric.model_construct(**constants))
     return laws
-
-
-def _refit_apart(
-    fits: Sequence[Fit[Parametric]], swept: _Swept, counts: Counts
-) -> list[Parametric]:
-    return [
-        fit.regression.forms(fit.refit_draws(counts[:, swept.recipe == q]))
-        for q, fit in enumerate(fits)
-    ]
 
 
 def _stack_differences(laws: Sequence[Parametric], flops: Sequence[float]) -> Array:
@@ -317,21 +315,13 @@ def _build_differences(
 ) -> tuple[Difference, ...]:
     found = []
     for place, (name, at) in enumerate(itertools.product(names, flops)):
-        loss = 2 * place
-        multiplier = 2 * place + 1
-        reached = bool(np.isfinite(values[multiplier]))
-        found.append(
-            Difference(
-                recipe=name,
-                flops=at,
-                loss=_estimate(drawn, float(values[loss]), drawn.good[:, loss]),
-                multiplier=_estimate(
-                    drawn, float(np.exp(values[multiplier])), np.exp(drawn.good[:, multiplier])
-                )
-                if reached
-                else None,
-            )
-        )
+        loss, log_multiplier = values[2 * place : 2 * place + 2].tolist()
+        drawn_loss, drawn_log = drawn.good[:, 2 * place : 2 * place + 2].T
+        multiplier = None
+        if np.isfinite(log_multiplier):
+            multiplier = _estimate(drawn, float(np.exp(log_multiplier)), np.exp(drawn_log))
+        difference = _estimate(drawn, loss, drawn_loss)
+        found.append(Difference(recipe=name, flops=at, loss=difference, multiplier=multiplier))
     return tuple(found)
 
 
@@ -353,13 +343,3 @@ def _compute_criterion(fits: Sequence[Fit[Any]]) -> float:
     residuals = np.concatenate([fit.residuals for fit in fits])
     constants = sum(len(fit.theta) for fit in fits)
     return float(2 * len(residuals) * np.log(np.abs(residuals).mean()) + 2 * constants)
-
-
-def _centre_logs(values: Array) -> Array:
-    return np.asarray(np.log(values) - np.log(values).mean())
-
-
-def _convert_to_floats(law: Parametric) -> Parametric:
-    """Return the law with its constants as floats, validated."""
-    constants: dict[str, Any] = {name: float(value) for name, value in law.constants.items()}
-    return Parametric(**constants)

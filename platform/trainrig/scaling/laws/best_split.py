@@ -14,12 +14,7 @@ from numpy.typing import ArrayLike
 
 from trainrig.scaling.laws.law import Approach, Interval, Law, compute_percentiles, join_intervals
 from trainrig.scaling.laws.law_formats import format_count
-from trainrig.scaling.laws.law_forms import (
-    FLOPS_PER_PARAMETER_AND_TOKEN,
-    Array,
-    Form,
-    Optimum,
-)
+from trainrig.scaling.laws.law_forms import FLOPS_PER_PARAMETER_AND_TOKEN, Array, Form, Optimum
 
 LEADING = ("isoflop", "envelope")  # approaches that decide N*(C), in this order
 LEAST_MINIMA = 3  # a line through fewer minima leaves nothing to judge it by
@@ -64,6 +59,12 @@ def find_leading(law: Law) -> Approach | None:
         if approach and approach.draws and approach.minima >= LEAST_MINIMA:
             return approach
     return None
+
+
+def name_leading(law: Law) -> str:
+    """Return the name of the approach or form that N*(C) comes from."""
+    leading = find_leading(law)
+    return leading.name if leading else law.form.kind
 
 
 def steer(law: Law, form: Form | None = None) -> Splitter:
@@ -121,11 +122,8 @@ def compute_split_interval(
             intervals.append(compute_percentiles(drawn))
     if all(interval is None for interval in intervals):
         return None
-    return join_intervals([*intervals, *(_make_point(value) for value in estimates)])
-
-
-def _make_point(value: float) -> Interval:
-    return Interval(low=value, high=value)
+    points = [Interval(low=value, high=value) for value in estimates]
+    return join_intervals([*intervals, *points])
 
 
 def _list_lines(law: Law) -> list[Approach]:

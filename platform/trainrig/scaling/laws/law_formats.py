@@ -45,6 +45,11 @@ def format_interval(found: Interval | None) -> str:
     return "–" if found is None else str(found)
 
 
+def format_loss_interval(interval: Interval) -> str:
+    """Return an interval of losses as text with four decimals, such as `[4.5831, 4.6932]`."""
+    return f"[{interval.low:.4f}, {interval.high:.4f}]"
+
+
 NEXT_TOKEN = ""  # the value for next-token prediction, also in tables from elsewhere
 
 

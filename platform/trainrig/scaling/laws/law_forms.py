@@ -206,10 +206,7 @@ class DataConstrained(Constants):
         best = int(np.argmin(loss(grid)))
         around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
         found = minimize_scalar(
-            lambda x: float(loss(x)),
-            bounds=around,
-            method="bounded",
-            options={"xatol": 1e-10},
+            lambda x: float(loss(x)), bounds=around, method="bounded", options={"xatol": 1e-10}
         )
         return float(np.exp(found.x))
 

@@ -191,6 +191,11 @@ class RunsTable:
         return replace(self, parameters=total, flops_6nd=six, counts="total")
 
 
+def count_unique_tokens(runs: RunsTable) -> Floats:
+    """Return the number [R] of different tokens in each run: all its tokens where unknown."""
+    return _fill_unknown(runs.unique_tokens, runs.tokens)
+
+
 def join_tables(tables: Sequence[RunsTable]) -> RunsTable:
     """Concatenate tables. Sources and tasks that a table lacks are NaN in its rows.
 

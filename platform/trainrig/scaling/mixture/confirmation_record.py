@@ -7,6 +7,7 @@ from scipy import stats
 
 from trainrig.config import Settings
 from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.law_formats import format_loss_interval
 
 
 class ConfirmedMixture(Settings):
@@ -56,7 +57,7 @@ class LossDifference(Settings):
             found = "worse than"
         return (
             f"the proposal is {found} {self.other}, whose loss minus the proposal's is "
-            f"{self.gain:.4f} {_format(self.interval)} nats per token"
+            f"{self.gain:.4f} {format_loss_interval(self.interval)} nats per token"
         )
 
 
@@ -96,9 +97,9 @@ class Confirmation(Settings):
         Losses have four decimals, as on the page.
         """
         lines = [
-            f"{mixture.name}: predicted {mixture.predicted:.4f} {_format(mixture.interval)}, "
-            f"measured {mixture.measured:.4f} nats per token"
-            f"{'' if mixture.is_predicted else ', outside the interval'}"
+            f"{mixture.name}: predicted {mixture.predicted:.4f} "
+            f"{format_loss_interval(mixture.interval)}, measured {mixture.measured:.4f} nats per "
+            f"token{'' if mixture.is_predicted else ', outside the interval'}"
             for mixture in self.mixtures
         ]
         return lines + [difference.describe() for difference in self.differences]
@@ -115,10 +116,6 @@ class Confirmation(Settings):
         if not proposed.is_predicted:
             yield (
                 f"The proposal's measured loss, {proposed.measured:.4f} nats per token, is not in "
-                f"its predicted interval {_format(proposed.interval)}: the fit is too sure. Train "
-                "more proxy runs."
+                f"its predicted interval {format_loss_interval(proposed.interval)}: the fit is too "
+                "sure. Train more proxy runs."
             )
-
-
-def _format(interval: Interval) -> str:
-    return f"[{interval.low:.4f}, {interval.high:.4f}]"

@@ -11,6 +11,7 @@ from trainrig.config import Field, Settings, format_toml_value
 from trainrig.errors import ConfigError
 from trainrig.manifest import collect_environment
 from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.law_formats import format_loss_interval
 from trainrig.scaling.mixture import mixture_proposal, mixture_regression
 from trainrig.scaling.mixture.confirmation_record import Confirmation
 from trainrig.scaling.mixture.mixing_law_draws import DrawnLaws
@@ -21,7 +22,6 @@ from trainrig.scaling.mixture.mixture_proposal import (
     Proposal,
     RegressionScore,
     SourceShare,
-    format_loss_interval,
     propose,
 )
 from trainrig.scaling.mixture.mixture_regression import (
@@ -155,7 +155,7 @@ def format_section(record: MixtureRecord) -> str:
         lines += [f"# {line}." for line in record.confirmation.describe()]
     lines.append("[batches.weights]")
     lines += [
-        f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
+        f"{json.dumps(share.source, ensure_ascii=False)} = {format_toml_value(share.weight)}"
         for share in record.weights
     ]
     return "\n".join(lines) + "\n"
@@ -166,18 +166,6 @@ def apply_weights(run: Pretraining, record: MixtureRecord) -> str:
     weights = {share.source: share.weight for share in record.weights}
     batches = run.batches.model_copy(update={"weights": weights})
     return config.to_toml(run.model_copy(update={"batches": batches}))
-
-
-def read_run(settings: MixtureFit) -> Pretraining | None:
-    """Return the run file that the settings name, or None.
-
-    It is read before the fit, so that a wrong file is refused at once.
-    """
-    return None if settings.run is None else config.load(Pretraining, settings.run)
-
-
-def _format_key(source: str) -> str:
-    return json.dumps(source, ensure_ascii=False)
 
 
 def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:

@@ -2,13 +2,13 @@
 
 import json
 
-from trainrig import storage
+from trainrig import config, storage
 from trainrig.errors import ConfigError
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling import law_plots
 from trainrig.scaling.laws import law_formats
-from trainrig.scaling.laws.law_formats import format_loss
+from trainrig.scaling.laws.law_formats import format_loss, format_loss_interval
 from trainrig.scaling.mixture import mixture_fit, mixture_proposal
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
@@ -35,7 +35,7 @@ def build_mixture_page(
         settings=settings,
         record=record,
         warnings=record.warnings,
-        interval=mixture_proposal.format_loss_interval,
+        interval=format_loss_interval,
         loss=law_formats.format_loss,
         score=mixture_proposal.choose_score(record),
         shares=_draw_shares(record),
@@ -65,7 +65,7 @@ def _list_confirmed(record: mixture_proposal.MixtureRecord) -> list[tuple[str, .
             mixture.name,
             ", ".join(f"{source} {share:.4f}" for source, share in mixture.weights.items()),
             format_loss(mixture.predicted),
-            mixture_proposal.format_loss_interval(mixture.interval),
+            format_loss_interval(mixture.interval),
             format_loss(mixture.measured),
             ", ".join(format_loss(loss) for loss in mixture.losses),
         )
@@ -95,7 +95,7 @@ def _draw_shares(record: mixture_proposal.MixtureRecord) -> ChartFacts:
             (
                 share.source,
                 f"{share.weight:.4f}",
-                *mixture_proposal.format_loss_interval(share.interval).strip("[]").split(", "),
+                *format_loss_interval(share.interval).strip("[]").split(", "),
                 f"{share.average:.4f}",
             )
             for share in ordered
@@ -138,7 +138,8 @@ def _draw_proof(result: mixture_fit.MixtureResult) -> ChartFacts:
 def write_mixture(settings: mixture_fit.MixtureFit, out: str) -> mixture_proposal.MixtureRecord:
     """Fit the mixture, write its files into the folder `out`, and return the record."""
     check_folder(out)
-    run = mixture_fit.read_run(settings)
+    # Read before the fit, so that a wrong file is refused at once.
+    run = None if settings.run is None else config.load(Pretraining, settings.run)
     result = mixture_fit.fit_mixture(settings)
     record = result.record
     if run is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.law_formats import format_loss
+from trainrig.scaling.laws.law_formats import format_loss, format_loss_interval
 from trainrig.scaling.mixture.confirmation_record import Confirmation
 from trainrig.scaling.mixture.mixture_draws import draw_mixtures, limit_shares
 from trainrig.scaling.mixture.mixture_regression import MeanRegression
@@ -165,11 +165,6 @@ class MixtureRecord(Settings):
     warnings: tuple[str, ...] = ()
     # losses measured on the proposed mixture; None: it was not trained
     confirmation: Confirmation | None = None
-
-
-def format_loss_interval(interval: Interval) -> str:
-    """Return an interval of losses as text with four decimals, such as `[4.5831, 4.6932]`."""
-    return f"[{interval.low:.4f}, {interval.high:.4f}]"
 
 
 ORDERED = 0.9  # rank correlation below which the best of many mixtures may be best by chance

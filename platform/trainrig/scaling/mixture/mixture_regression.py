@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, lapack, solve_triangular
 from scipy.optimize import minimize
+from scipy.stats import rankdata
 
 from trainrig.scaling.mixture.mixture_runs import Array
 
@@ -347,19 +347,12 @@ class PredictedLosses:
     @property
     def rank_correlation(self) -> float:
         """Spearman's rank correlation, 1 for the same order; NaN if the values do not vary."""
-        return compute_correlation(compute_ranks(self.predicted), compute_ranks(self.actual))
+        return compute_correlation(rankdata(self.predicted), rankdata(self.actual))
 
     @property
     def error(self) -> float:
         """Root mean square error, in nats per token."""
         return float(np.sqrt(np.mean((self.predicted - self.actual) ** 2)))
-
-
-def compute_ranks(values: ArrayLike) -> Array:
-    """Return the rank of each value, counted from 0; equal values share their mean rank."""
-    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    end_ranks = counts.cumsum()
-    return np.asarray((end_ranks - (counts + 1) / 2)[inverse], dtype=np.float64)
 
 
 def compute_correlation(a: Array, b: Array) -> float:

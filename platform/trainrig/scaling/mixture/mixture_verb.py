@@ -159,8 +159,8 @@ def print_result(folder: str) -> None:
 def print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
     """Print the proposed weights, the scores, the warnings and the path of the page."""
     from trainrig import storage
+    from trainrig.scaling.laws.law_formats import format_loss_interval
     from trainrig.scaling.mixture.mixture_fit import PAGE, RECORD
-    from trainrig.scaling.mixture.mixture_proposal import format_loss_interval
 
     if as_json:
         facts = record.model_dump(mode="json", exclude={"weights", "made_by", "format"})

@@ -27,12 +27,7 @@ from trainrig.scaling.mixture.mixture_settings import MixtureSearch
 from trainrig.scaling.sweep.design_points import estimate_sweep, list_design_points
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import Sweep
-from trainrig.scaling.sweep.trials import (
-    SweepTokens,
-    Trial,
-    plan,
-    read_sweep_tokens,
-)
+from trainrig.scaling.sweep.trials import SweepTokens, Trial, plan, read_sweep_tokens
 from trainrig.tokens.rows.packing import open_layout
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 

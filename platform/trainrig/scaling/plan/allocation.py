@@ -14,7 +14,14 @@ import numpy as np
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.best_split import Splitter, Steered
-from trainrig.scaling.laws.law_forms import DataConstrained, Form, Optimum, OverTraining, Parametric
+from trainrig.scaling.laws.law_forms import (
+    DataConstrained,
+    Form,
+    Kaplan,
+    Optimum,
+    OverTraining,
+    Parametric,
+)
 from trainrig.scaling.laws.published_laws import LAWS
 
 # Range of budgets that are searched: from less than a single step to more than Earth could compute.
@@ -56,6 +63,26 @@ def to_data_constrained(form: Form) -> DataConstrained:
     published = LAWS["muennighoff"].form
     assert isinstance(published, DataConstrained)
     return DataConstrained(base=base, r_d=published.r_d, r_n=published.r_n)
+
+
+def make_loss_quantity(
+    parameters: float, tokens: float, unique_tokens: float | None = None
+) -> Callable[[Form], float]:
+    """Return a function that computes the loss of a run by one form of a law.
+
+    `unique_tokens` is the number of unique tokens; None means that no token repeats. The loss is
+    NaN by a form that knows no repeats.
+    """
+
+    def loss(form: Form) -> float:
+        if unique_tokens is None:
+            return float(form.compute_loss(parameters, tokens))
+        if isinstance(form, Kaplan):
+            return math.nan
+        repeating = to_data_constrained(form)
+        return float(repeating.compute_loss(parameters, tokens, unique_tokens))
+
+    return loss
 
 
 def allocate_for_flops(
@@ -162,16 +189,12 @@ def _find_budget(
 
     low, high = _LOG_FLOPS
     if not compute_gap(low) < 0 < compute_gap(high):
+        exponent = (compute_gap(high) - compute_gap(low)) / (high - low)
         raise ConfigError(
             f"no budget makes {wanted:.3g} {unit} the best choice under this law, in which "
-            f"{unit} grow as compute to the power {_measure_exponent(compute_gap):.3g}"
+            f"{unit} grow as compute to the power {exponent:.3g}"
         )
     from scipy.optimize import brentq
 
     found = form.compute_optimum(math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14)))
     return Allocation(float(found.parameters), float(found.tokens))
-
-
-def _measure_exponent(compute_gap: Callable[[float], float]) -> float:
-    low, high = _LOG_FLOPS
-    return (compute_gap(high) - compute_gap(low)) / (high - low)

@@ -55,7 +55,6 @@ def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
             for why, sent in vars(found.prediction.traffic).items()
             if sent.inside or sent.across
         ],
-        terms=[(term.name, term.formula, term.hidden) for term in planner_terms.TERMS],
         constants=[(c.name, f"{c.value:g}", c.unit, c.source) for c in planner_terms.CONSTANTS],
         run_file=run_file,
     )

@@ -27,6 +27,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.layout import Fallback
 from trainrig.scaling.plan import layout_text
+from trainrig.scaling.plan.plan_verb import check_run_file
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import parse_bounds
@@ -173,16 +174,12 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"plan: no run file: {reason}") from None
-    text = to_toml(written).encode()
-    if storage.exists(path) and storage.read(path) != text:
-        raise ConfigError(
-            f"{path} exists already with other contents; remove it, or choose another path"
-        )
+    check_run_file(path, written)
     # Imported here because plotting is slow to import, and a refused plan needs none.
     from trainrig.scaling.plan.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"
-    storage.write(path, text)
+    storage.write(path, to_toml(written).encode())
     storage.write(page, build_layout_page(found, path).encode())
     runs = f"run file: {path}; start it with `trainrig pretrain`. Page of the layouts: {page}"
     return [*_describe_fallbacks(written, smaller), runs]

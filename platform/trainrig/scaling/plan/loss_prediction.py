@@ -8,7 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import format_count, format_flops, format_loss
-from trainrig.scaling.laws.law_forms import DataConstrained, Form, Kaplan
+from trainrig.scaling.laws.law_forms import DataConstrained, Form
 from trainrig.scaling.plan import allocation, plan_schema
 
 Positive = Field(gt=0, allow_inf_nan=False)
@@ -67,13 +67,7 @@ def predict_loss(
         unique_tokens = None
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
-    def predict(draw: Form) -> float:
-        if unique_tokens is None:
-            return float(draw.compute_loss(parameters, tokens))
-        if isinstance(draw, Kaplan):  # knows no repeats
-            return math.nan
-        return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
-
+    predict = allocation.make_loss_quantity(parameters, tokens, unique_tokens)
     found = law.predict_interval(predict, parameters, tokens)
     expected = law.combine(predict)
     return LossPrediction(
@@ -93,7 +87,7 @@ def predict_loss(
         no_interval=law.no_interval,
         loss_if_new=None
         if unique_tokens is None
-        else law.combine(lambda draw: float(draw.compute_loss(parameters, tokens))),
+        else law.combine(allocation.make_loss_quantity(parameters, tokens)),
         tasks=tuple(_predict_tasks(law, count_flops_6nd(parameters, tokens))),
         warnings=tuple(
             _find_warnings(law, form, parameters, tokens, unique_tokens, expected, found)

@@ -15,7 +15,6 @@ from trainrig.estimate.layout import run_placement
 from trainrig.estimate.layout.cluster_choice import build_rented_cluster
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.run_subject import Subject
-from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising import row_shapes
@@ -24,7 +23,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.scaling import model_ladder
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import parse_objective
-from trainrig.scaling.plan.plan_schema import MemoryRow, Placement, PlanRequest
+from trainrig.scaling.plan.plan_schema import Placement, PlanRequest
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -50,19 +49,6 @@ def plan_model(
             f"sizes of {kind} models leave them out; fit the law with --counts non-embedding"
         )
     return model_ladder.find_ladder_model_of(kind, parameters, vocabulary, positions)
-
-
-def count_row_positions(law: Law, length: int) -> int:
-    """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
-    return row_shapes.compute_widest_row(parse_objective(law.objective), length)
-
-
-def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
-    """Return the operations that training takes for each token of text.
-
-    They are counted exactly for the objective of `law`, and are the mean over `steps`.
-    """
-    return count_position_flops(parse_objective(law.objective), model, length, steps)
 
 
 def count_parameters_for_law(law: Law, found: model_ladder.LadderModel) -> float:
@@ -159,8 +145,6 @@ def place_model(
     if not placed.fits and request.devices is not None:
         needed = run_placement.count_devices_needed(subject, make_cluster)
     micro_batch = placed.prediction.layout.micro_batch * placed.prediction.layout.degrees.expert
-    base = placed.training
-    rows = fitting_layouts.build_memory_table(model, base, batch, micro_batch, devices)
     return PlacedModel(
         devices=devices,
         sliced=placed.prediction.layout.degrees.shard,
@@ -174,13 +158,8 @@ def place_model(
             room=device.memory,
             memory=placed.prediction.memory.total,
             devices_needed=None if placed.fits else needed,
-            table=tuple(
-                MemoryRow(
-                    layout=row.layout,
-                    offered=row.offered,
-                    bytes_by_recompute=row.bytes_by_recompute,
-                )
-                for row in rows
+            table=fitting_layouts.build_memory_table(
+                model, placed.training, batch, micro_batch, devices
             ),
         ),
     )

@@ -14,16 +14,13 @@ class PlanOptions:
     """Options of `plan` that are keys of a PLAN.toml, which they replace."""
 
     flops: Annotated[
-        float | None,
-        quantity("FLOP", "--flops", help="Budget: compute, counted as 6ND FLOPs."),
+        float | None, quantity("FLOP", "--flops", help="Budget: compute, counted as 6ND FLOPs.")
     ] = None
     gpu_days: Annotated[
-        float | None,
-        quantity("DAYS", "--gpu-days", help="Budget: days of one device."),
+        float | None, quantity("DAYS", "--gpu-days", help="Budget: days of one device.")
     ] = None
     budget_usd: Annotated[
-        float | None,
-        quantity("USD", "--budget-usd", help="Budget: money, at on-demand prices."),
+        float | None, quantity("USD", "--budget-usd", help="Budget: money, at on-demand prices.")
     ] = None
     device: Annotated[
         str | None,
@@ -79,11 +76,12 @@ def plan(
     the fastest layout of an existing run file instead, give --layout RUN.toml without a law.
     """
     if table:
-        from trainrig.scaling.plan.plan_verb import describe_best_sizes
+        from trainrig.scaling.laws.published_laws import find_law
+        from trainrig.scaling.plan.plan_text import describe_size_table
 
         if what is None:
             raise ConfigError("plan: --table needs a law; give LAW.json or NAME, such as hoffmann")
-        for line in describe_best_sizes(what):
+        for line in describe_size_table(find_law(what)):
             print(line)
         return
     from trainrig.scaling.plan.plan_answer import answer_plan
@@ -207,8 +205,8 @@ def predict(
     if along:
         _predict_curve(law, curve, as_json)
         return
+    from trainrig.scaling.laws.published_laws import find_law
     from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
-    from trainrig.scaling.plan.plan_verb import find_law
 
     if sizes.table is not None:
         from trainrig.scaling.plan.prediction_table import format_csv, predict_table

@@ -8,7 +8,7 @@ from trainrig.flops import count_flops_6nd
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling import law_plots
-from trainrig.scaling.fit.law_views import Band, compute_surface
+from trainrig.scaling.law_plots import Band, compute_surface
 from trainrig.scaling.laws import law_formats
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import format_count, format_flops, format_loss

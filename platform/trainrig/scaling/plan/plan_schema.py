@@ -15,6 +15,7 @@ from trainrig import storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.estimate.cost_estimate import Assumptions, Cost, Saving
+from trainrig.estimate.fitting_layouts import MemoryRow
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute
 from trainrig.models import Model
@@ -100,14 +101,6 @@ class Recipe(Settings):
     def batch_tokens(self) -> int:
         """Tokens of a global batch."""
         return self.global_batch * self.sequence_length
-
-
-class MemoryRow(Settings):
-    """Bytes of a device in one layout, by what is recomputed: `nothing`, `selective` or `full`."""
-
-    layout: str  # ZeRO stage; if `offered`, also the layout's name in run files
-    offered: bool  # true if run files can select this layout
-    bytes_by_recompute: dict[str, float]
 
 
 class Placement(Settings):

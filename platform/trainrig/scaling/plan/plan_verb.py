@@ -1,18 +1,16 @@
 """Implementation of `trainrig plan` by a law: the plan, and a run file for `trainrig pretrain`."""
 
 import math
-from collections.abc import Iterator
 
 from trainrig import hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.manifest import Manifest
 from trainrig.objectives.objective_interface import find_corruption
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.laws import published_laws
-from trainrig.scaling.laws.law import Law, read_law
+from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.laws.law_forms import Kaplan
+from trainrig.scaling.laws.published_laws import find_law
 from trainrig.scaling.plan import plan_schema, plan_text
 from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.scaling.plan.plan_schema import PlanRequest, ScalingPlan, write_plan
@@ -32,20 +30,11 @@ def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequ
     The vocabulary is rounded up to a multiple of 64. Raises DataError if `tokens` is no such
     folder, or if its tokenizer lacks what `objective` needs.
     """
-    counts = _read(tokens).counts
+    counts = manifest.read_input(tokens, "tokenize").counts
     encoder = Encoder(manifest.read_file(tokens, "tokenizer.json").decode())
     find_corruption(parse_objective(objective), encoder, request.sequence_length)
     entries = -(-int(counts["vocabulary"]) // 64) * 64
     return request.model_copy(update={"vocabulary": entries})
-
-
-def count_train_tokens(tokens: str) -> int:
-    """Return the number of unique training tokens in a folder that `trainrig tokenize` wrote."""
-    return int(_read(tokens).counts["train_tokens"])
-
-
-def _read(tokens: str) -> Manifest:
-    return manifest.read_input(tokens, "tokenize")
 
 
 def build_run_file(
@@ -65,8 +54,12 @@ def build_run_file(
         sequence_length=recipe.sequence_length,
         global_batch=recipe.global_batch,
         micro_batch=recipe.micro_batch,
-        epochs=_choose_epochs(plan, tokens),
+        epochs=math.inf,
     )
+    # Each source needs somewhat more epochs than its tokens suggest, because windows leave some of
+    # them out.
+    needed = open_batches(tokens, batches).check_epochs(recipe.steps)
+    epochs = float(max(EPOCHS, math.ceil(max(needed.values()))))
     return Pretraining(
         tokens=tokens,
         output=output,
@@ -74,7 +67,7 @@ def build_run_file(
         workers=plan.cost.devices,
         model=plan.model,
         objective=parse_objective(plan.objective),
-        batches=batches,
+        batches=batches.model_copy(update={"epochs": epochs}),
         training=Training(
             steps=recipe.steps,
             optimizer=recipe.optimizer.model_copy(update={"lr": recipe.rate}),
@@ -88,21 +81,6 @@ def build_run_file(
     )
 
 
-def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
-    """Return the usual limit of epochs, or the number that the plan needs if that is more.
-
-    Each source needs somewhat more than its tokens suggest, because windows leave some of them out.
-    """
-    uncapped = BatchSettings(
-        sequence_length=plan.recipe.sequence_length,
-        global_batch=plan.recipe.global_batch,
-        micro_batch=plan.recipe.micro_batch,
-        epochs=math.inf,
-    )
-    needed = open_batches(tokens, uncapped).check_epochs(plan.recipe.steps)
-    return max(EPOCHS, math.ceil(max(needed.values())))
-
-
 def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: str | None) -> str:
     """Write the run file to `path` and the plan next to it, and return the path of the plan.
 
@@ -112,14 +90,18 @@ def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: s
     stem = path.removesuffix(".toml")
     plan_path = f"{stem}.plan.json"
     run = build_run_file(plan, compute, tokens, output or stem, plan_path)
-    text = to_toml(run).encode()
-    if storage.exists(path) and storage.read(path) != text:
+    check_run_file(path, run)
+    write_plan(plan_path, plan)
+    storage.write(path, to_toml(run).encode())
+    return plan_path
+
+
+def check_run_file(path: str, run: Pretraining) -> None:
+    """Raise ConfigError if `path` has other contents than the run file of `run`."""
+    if storage.exists(path) and storage.read(path) != to_toml(run).encode():
         raise ConfigError(
             f"{path} exists already with other contents; remove it, or choose another path"
         )
-    write_plan(plan_path, plan)
-    storage.write(path, text)
-    return plan_path
 
 
 def plan_by_law(request: PlanFile, table: str | None) -> tuple[ScalingPlan, list[str]]:
@@ -163,7 +145,8 @@ def _make_plan(law: Law, request: PlanFile, table: str | None) -> ScalingPlan:
         )
     asked = fit_to_tokens(request.tokens_folder, request, law.objective)
     found = make_plan(law, asked, offers)
-    available = count_train_tokens(request.tokens_folder)
+    counts = manifest.read_input(request.tokens_folder, "tokenize").counts
+    available = int(counts["train_tokens"])  # unique training tokens
     if asked.tokens_available is not None or found.size.tokens <= available:
         return found
     if isinstance(law.form, Kaplan):
@@ -171,20 +154,3 @@ def _make_plan(law: Law, request: PlanFile, table: str | None) -> ScalingPlan:
         return found.model_copy(update={"warnings": (*found.warnings, repeats)})
     limited = asked.model_copy(update={"tokens_available": float(available)})
     return make_plan(law, limited, offers)
-
-
-def describe_best_sizes(name: str) -> Iterator[str]:
-    """Yield the lines of the table of the best tokens for a range of sizes."""
-    return plan_text.describe_size_table(find_law(name))
-
-
-def find_law(name: str) -> Law:
-    """Return the law in the file `name`, or the published law of that name.
-
-    Raises ConfigError, with the nearest name, if there is neither.
-    """
-    if storage.exists(name):
-        return read_law(name)
-    if name.endswith(".json") or "/" in name:
-        return read_law(name)  # raises the error for a missing file
-    return published_laws.find_published_law(name)

@@ -14,10 +14,10 @@ from trainrig.errors import ConfigError
 from trainrig.estimate import cost_estimate
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.flops import count_flops_6nd
+from trainrig.flops import count_flops_6nd, count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import count_parameters, parameter_shapes
-from trainrig.optim import Optimizer
+from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws import best_split
@@ -96,16 +96,28 @@ def _make_plan_at(
         steps = max(1, math.floor(exact_steps * longer * (1 + 1e-12)))
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = placement.count_parameters_for_law(law, found)
-    flops = (
-        placement.count_training_flops(law, found.model, request.sequence_length, steps) * tokens
-    )
-    loss = law.combine(_make_loss_quantity(request, counted, tokens))
+    objective = parse_objective(law.objective)
+    length = request.sequence_length
+    flops = count_position_flops(objective, found.model, length, steps) * tokens
+    quantity = allocation.make_loss_quantity(counted, tokens, request.tokens_available)
+    loss = law.combine(quantity)
     sized = plan_schema.PredictedSize(parameters=counted, tokens=tokens, loss=loss)
     plan_schema.check_supported(law, sized, request)
-    rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
-    objective = parse_objective(law.objective)
+    rows = BatchShape(batch.global_batch, compute_widest_row(objective, length))
     placed = placement.place_model(found.model, objective, request, where, rows, flops, steps)
-    priced = _estimate_cost(flops, where, request, placed)
+    priced = cost_estimate.estimate_cost(
+        flops,
+        hardware,
+        where.device,
+        placed.devices,
+        request.compute,
+        request.assumptions,
+        where.instance,
+        placed.seconds,
+    )
+    saved_bytes = MASTER * count_parameters(found.model).total + count_state_bytes(
+        parameter_shapes(found.model), request.optimizer
+    )
     data = _build_token_budget(form, request, counted, tokens)
     fit_warnings = (
         plan_schema.describe_doubt(law, sized, request.vocabulary, data),
@@ -119,9 +131,7 @@ def _make_plan_at(
         asked=request.target[1],
         size=_build_size(law, request, wanted, found, tokens, flops),
         loss=loss,
-        loss_interval=law.predict_interval(
-            _make_loss_quantity(request, counted, tokens), counted, tokens
-        ),
+        loss_interval=law.predict_interval(quantity, counted, tokens),
         no_interval=law.no_interval,
         curve=_predict_curve(law, request, counted, tokens),
         objective=law.objective,
@@ -132,7 +142,7 @@ def _make_plan_at(
         placement=placed.placement,
         cost=priced,
         saving=cost_estimate.choose_save_interval(
-            state=_count_saved_bytes(found, request.optimizer) / placed.sliced,
+            state=saved_bytes / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
             steps=steps,
@@ -159,7 +169,7 @@ def _build_recipe(
         global_batch=batch.global_batch,
         micro_batch=micro_batch,
         steps=steps,
-        rate=_round_to_two_digits(rate),
+        rate=float(f"{rate:.1e}"),  # two digits
         optimizer=request.optimizer,
     )
 
@@ -251,7 +261,8 @@ def _count_token_flops(law: Law, request: PlanRequest, found: Allocation) -> flo
     """Return the exact number of training operations for each token of an allocation."""
     model = _find_ladder_model(law, request, found.parameters).model
     _, steps = _choose_batch(request, found)
-    return placement.count_training_flops(law, model, request.sequence_length, steps)
+    length = request.sequence_length
+    return count_position_flops(parse_objective(law.objective), model, length, steps)
 
 
 def _find_ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
@@ -269,30 +280,6 @@ def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape,
             "or lower `sequence_length`"
         )
     return BatchShape(sequences, length), steps
-
-
-def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
-    """Return the bytes of a checkpoint: the weights and the state of `optimizer`."""
-    weights = MASTER * count_parameters(found.model).total
-    return weights + count_state_bytes(parameter_shapes(found.model), optimizer)
-
-
-def _estimate_cost(
-    flops: float,
-    where: placement.PlanHardware,
-    request: PlanRequest,
-    placed: placement.PlacedModel,
-) -> cost_estimate.Cost:
-    return cost_estimate.estimate_cost(
-        flops,
-        where.hardware,
-        where.device,
-        placed.devices,
-        request.compute,
-        request.assumptions,
-        where.instance,
-        placed.seconds,
-    )
 
 
 def _build_token_budget(
@@ -319,22 +306,6 @@ def _build_token_budget(
     )
 
 
-def _make_loss_quantity(
-    request: PlanRequest, parameters: float, tokens: float
-) -> Callable[[Form], float]:
-    """Return a function that computes the loss of the planned run by one draw of the law."""
-    unique = request.tokens_available
-
-    def loss(form: Form) -> float:
-        if unique is None:
-            return float(form.compute_loss(parameters, tokens))
-        if isinstance(form, Kaplan):  # knows no repeats
-            return math.nan
-        return float(allocation.to_data_constrained(form).compute_loss(parameters, tokens, unique))
-
-    return loss
-
-
 def _describe_split_doubt(law: Law, request: PlanRequest, wanted: Allocation) -> str:
     """Return the headline of a plan whose size the approaches disagree about, or ""."""
     if law.assumed:
@@ -346,11 +317,9 @@ def _describe_split_doubt(law: Law, request: PlanRequest, wanted: Allocation) ->
     apart = best_split.describe_disagreement(law, wanted.flops)
     if not apart:
         return ""
-    leading = best_split.find_leading(law)
-    chosen = leading.name if leading else law.form.kind
     return (
-        f"Uncertain: {apart}. The plan follows {chosen}, and the interval of N contains all of "
-        "them. Train runs of several sizes at a larger budget to decide."
+        f"Uncertain: {apart}. The plan follows {best_split.name_leading(law)}, and the interval of "
+        "N contains all of them. Train runs of several sizes at a larger budget to decide."
     )
 
 
@@ -384,7 +353,7 @@ def _predict_curve(
 ) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
-        quantity = _make_loss_quantity(request, parameters, float(seen))
+        quantity = allocation.make_loss_quantity(parameters, float(seen), request.tokens_available)
         interval = law.predict_interval(quantity, parameters, float(seen))
         points.append(
             PredictedLoss(
@@ -395,7 +364,3 @@ def _predict_curve(
             )
         )
     return tuple(points)
-
-
-def _round_to_two_digits(number: float) -> float:
-    return float(f"{number:.1e}")

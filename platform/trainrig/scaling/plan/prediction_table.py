@@ -60,7 +60,8 @@ def _choose_parameters(
     """
     total = found.pop("total_parameters", None)
     header = headers["parameters"]
-    other = header is not None and _names_non_embedding(header)
+    words = (header or "").lower()
+    other = "non" in words or "no_embed" in words  # embeddings are left out
     if law.parameters_count == "total":
         if total is not None:
             found["parameters"] = total
@@ -74,12 +75,6 @@ def _choose_parameters(
             f"{path}: column '{headers['total_parameters']}' counts embeddings, and the law leaves "
             "them out; give a column non_embedding_parameters"
         )
-
-
-def _names_non_embedding(header: str) -> bool:
-    """Return whether `header` says that embeddings are left out."""
-    words = header.lower()
-    return "non" in words or "no_embed" in words
 
 
 def _refuse_missing(path: str, found: dict[str, Any]) -> None:
@@ -108,11 +103,7 @@ def format_csv(predictions: Sequence[LossPrediction]) -> str:
         scores: list[float | None] = []
         for task in found.tasks:
             bounds = task.interval
-            scores += [
-                task.score,
-                bounds.low if bounds else None,
-                bounds.high if bounds else None,
-            ]
+            scores += [task.score, bounds.low if bounds else None, bounds.high if bounds else None]
         interval = found.loss_interval
         ends = [interval.low, interval.high, interval.level] if interval else [None] * 3
         size = [found.parameters, found.tokens, found.unique_tokens, found.flops_6nd]

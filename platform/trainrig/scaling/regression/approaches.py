@@ -8,6 +8,7 @@ where the loss has an irreducible part. If the runs on the frontier lack another
 exponent is too small.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,50 +25,11 @@ from trainrig.scaling.regression.bootstrap import Bootstrap, Counts, Draws, boot
 LEAST_POINTS = 3  # fewest on a frontier, since a line fits any two
 
 
-@dataclass(frozen=True)
-class FrontierLaw:
-    """Power law L = (x_c / x)^alpha along the frontier over `x`."""
+def fit_frontier(runs: RunsTable, variable: str) -> tuple[float, float]:
+    """Fit the power law L = (x_c / x)^alpha of the loss in one column; return alpha and x_c.
 
-    variable: str  # parameters, tokens or flops
-    law: hoffmann.PowerLaw
-    rows: tuple[int, ...]  # row indices of the frontier
-
-    @property
-    def alpha(self) -> float:
-        """The exponent with the sign of Kaplan et al.: positive."""
-        return -self.law.exponent
-
-    @property
-    def scale(self) -> float:
-        """The constant x_c: N_c in parameters, D_c in tokens, or C_c in FLOPs."""
-        return self.law.scale
-
-
-@dataclass(frozen=True)
-class KaplanLaws:
-    """Kaplan's three single-variable laws, and the exponent of N*(C) that they imply."""
-
-    parameters: FrontierLaw
-    tokens: FrontierLaw
-    flops: FrontierLaw  # 6ND
-
-    @property
-    def parameters_exponent(self) -> float:
-        """The exponent a of N* ~ C^a: alpha_C / alpha_N (Kaplan et al., section 6.1)."""
-        return self.flops.alpha / self.parameters.alpha
-
-
-def fit_kaplan(runs: RunsTable) -> KaplanLaws:
-    """Fit L(N), L(D) and L(C) to `runs`. Raises DataError if a frontier is too short."""
-    return KaplanLaws(
-        parameters=fit_frontier(runs, "parameters"),
-        tokens=fit_frontier(runs, "tokens"),
-        flops=fit_frontier(runs, "flops"),
-    )
-
-
-def fit_frontier(runs: RunsTable, variable: str) -> FrontierLaw:
-    """Fit the power law of the loss in one column. Raises DataError for fewer than three points."""
+    `variable` is parameters, tokens or flops (6ND). Raises DataError for fewer than three points.
+    """
     x = runs.flops_6nd if variable == "flops" else getattr(runs, variable)
     rows = find_frontier(x, runs.loss)
     if len(rows) < LEAST_POINTS:
@@ -76,9 +38,8 @@ def fit_frontier(runs: RunsTable, variable: str) -> FrontierLaw:
             f"{variable}, but a power law needs {LEAST_POINTS}: train "
             f"{LEAST_POINTS - len(rows)} more, with more {variable} than {x.max():.3g}"
         )
-    return FrontierLaw(
-        variable, hoffmann.fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows)
-    )
+    law = hoffmann.fit_power(x[rows], runs.loss[rows])
+    return -law.exponent, law.scale
 
 
 def find_frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
@@ -119,12 +80,11 @@ class PowerLine:
             tokens_exponent=of_tokens,
             parameters_coefficient=self.law.coefficient,
             minima=self.minima,
-            draws=self._list_draws() if of_parameters.bootstrap else (),
+            draws=tuple((float(log_k), float(a)) for log_k, a in self.draws.good)
+            if of_parameters.bootstrap
+            else (),
             note=note,
         )
-
-    def _list_draws(self) -> tuple[tuple[float, float], ...]:
-        return tuple((float(log_k), float(a)) for log_k, a in self.draws.good)
 
 
 def fit_isoflop_line(
@@ -153,20 +113,28 @@ def fit_envelope_line(
     return PowerLine(fit.parameters, of_each, len(np.unique(fit.best))), fit
 
 
-def fit_frontier_laws(
-    runs: RunsTable, rules: Bootstrap
-) -> tuple[KaplanLaws, dict[str, IntervalEstimate]]:
-    """Fit Kaplan's L(N), L(D) and L(C), and estimate alpha and x_c of each with intervals."""
+def fit_frontier_laws(runs: RunsTable, rules: Bootstrap) -> dict[str, IntervalEstimate]:
+    """Fit Kaplan's L(N), L(D) and L(C), and estimate alpha and x_c of each with intervals.
+
+    Each draw is fitted separately to the rows that it took at least once, because frontiers ignore
+    how often a row is drawn. Raises DataError if a frontier is too short.
+    """
 
     def numbers(drawn: RunsTable) -> list[float]:
-        laws = fit_kaplan(drawn)
-        fitted = (laws.parameters, laws.tokens, laws.flops)
-        return [number for law in fitted for number in (law.alpha, law.scale)]
+        laws = (fit_frontier(drawn, variable) for variable in ("parameters", "tokens", "flops"))
+        return [number for law in laws for number in law]
 
-    draws = bootstrap(_make_refit_of_present(numbers, runs, 6), runs, _limit_draws(rules))
+    def refit(counts: Counts) -> Array:
+        values = np.full((len(counts), 6), np.nan)
+        for row, count in zip(values, counts, strict=True):
+            with contextlib.suppress(DataError):
+                row[:] = numbers(runs.select(count > 0))
+        return values
+
+    draws = bootstrap(refit, runs, _limit_draws(rules))
     names = [f"L({x}).{y}" for x in ("N", "D", "C") for y in ("alpha", "scale")]
     found = zip(names, numbers(runs), draws.good.T, strict=True)
-    return fit_kaplan(runs), {name: draws.estimate(value, drawn) for name, value, drawn in found}
+    return {name: draws.estimate(value, drawn) for name, value, drawn in found}
 
 
 def fit_approaches(
@@ -209,23 +177,3 @@ def _list_refused(refused: Sequence[LeftOut]) -> str:
 
 def _limit_draws(rules: Bootstrap) -> Bootstrap:
     return rules.model_copy(update={"draws": min(rules.draws, COSTLY)})
-
-
-def _make_refit_of_present(
-    fit: Callable[[RunsTable], Sequence[float]], runs: RunsTable, quantities: int
-) -> Callable[[Counts], Array]:
-    """Return a function that fits each draw separately to the rows that it took at least once.
-
-    Frontiers ignore how often a row is drawn.
-    """
-
-    def refit(counts: Counts) -> Array:
-        values = np.full((len(counts), quantities), np.nan)
-        for row, count in zip(values, counts, strict=True):
-            try:
-                row[:] = fit(runs.select(count > 0))
-            except DataError:
-                continue
-        return values
-
-    return refit

@@ -96,10 +96,7 @@ def draw_counts(
 
 
 def bootstrap(
-    refit: Refit,
-    runs: RunsTable,
-    settings: Bootstrap,
-    strata: NDArray[np.generic] | None = None,
+    refit: Refit, runs: RunsTable, settings: Bootstrap, strata: NDArray[np.generic] | None = None
 ) -> Draws:
     """Refit quantities to bootstrap draws of `runs` with `refit`."""
     return Draws(refit(draw_counts(runs, settings, strata)), settings.level)
@@ -121,11 +118,10 @@ class FormDraws(Generic[F]):
     @property
     def forms(self) -> tuple[F, ...]:
         """The forms of the draws with a fit, as a law's file holds them."""
-        names = self.fit.fitted
-        columns = [np.asarray(self.stacked.constants[name]).tolist() for name in names]
-        rows = zip(*columns, strict=True)
+        stacked = self.stacked.constants
+        rows = zip(*(np.asarray(column).tolist() for column in stacked.values()), strict=True)
         form = self.fit.form
-        return tuple(form.with_constants(dict(zip(names, row, strict=True))) for row in rows)
+        return tuple(form.with_constants(dict(zip(stacked, row, strict=True))) for row in rows)
 
     def compute_estimates(
         self, quantities: Mapping[str, Callable[[F], Array | float]] | None = None
@@ -140,7 +136,6 @@ class FormDraws(Generic[F]):
         asked: dict[str, tuple[float, Array]] = {
             name: (value, self._replace_endless(name, np.asarray(stacked.constants[name])))
             for name, value in form.constants.items()
-            if name in self.fit.fitted
         }
         for name, quantity in (quantities or {}).items():
             asked[name] = float(quantity(form)), np.asarray(quantity(stacked))

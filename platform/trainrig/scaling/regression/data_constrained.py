@@ -10,28 +10,20 @@ Shapes: K thetas, R runs, P coordinates.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law_forms import Array, DataConstrained, Parametric
-from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.form_fits import ParametricFit, Shares, fit_parametric
+from trainrig.scaling.laws.law_forms import Array, DataConstrained
+from trainrig.scaling.laws.runs_table import RunsTable, count_unique_tokens
+from trainrig.scaling.regression.form_fits import fit_parametric
 from trainrig.scaling.regression.minimise import CurveValue, Huber, Loss, MinimiseSettings
-from trainrig.scaling.regression.regression import (
-    Fit,
-    Regression,
-    Vanishing,
-    check_numbers,
-)
+from trainrig.scaling.regression.regression import Fit, Regression, Vanishing, check_numbers
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
 OF_TOKENS = np.array([B, BETA, R_D])  # coordinates that the term of the tokens depends on
-BASE = 5  # number of coordinates of the base law, which come first
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,7 @@ def compute_worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Wort
 class DataConstrainedCurve:
     """Log loss as a function of theta (ln A, ln B, ln E, alpha, beta, ln r_d, ln r_n).
 
-    ln A and ln B refer to the middle of the runs. `base` fixes the first five coordinates, and
-    theta then holds the last two alone.
+    ln A and ln B refer to the middle of the runs.
     """
 
     def __init__(
@@ -78,7 +69,6 @@ class DataConstrainedCurve:
         logs: tuple[Array, Array, Array],  # ln N, ln D and ln of the unique tokens, each [R]
         middle: tuple[float, float],  # ln N and ln D to which ln A and ln B refer
         largest: float,
-        base: Array | None = None,
     ) -> None:
         """Store the curve's inputs.
 
@@ -87,21 +77,9 @@ class DataConstrainedCurve:
         self.log_n, self.log_d, self.log_unique = logs
         self.middle = middle
         self.largest = largest
-        self.base = base
 
     def __call__(self, theta: Array) -> CurveValue:
         """Evaluate the curve at theta [K, P]."""
-        if self.base is None:
-            return self._at(theta)
-        fixed = np.broadcast_to(self.base, (len(theta), BASE))
-        point = self._at(np.concatenate([fixed, theta], axis=1))
-        return CurveValue(
-            point.value,
-            point.slope[..., BASE:],
-            lambda c: point.bend(c)[:, BASE:, BASE:],
-        )
-
-    def _at(self, theta: Array) -> CurveValue:
         a, b, e, alpha, beta, rho_d, rho_n = theta.T[..., None]  # each [K, 1]
         usable = self._compute_usable(a, b, alpha, beta)
         of_n = compute_worth(self.log_n, usable.value, rho_n, self.largest)
@@ -202,73 +180,54 @@ LEAST_REPEATING = 4  # runs that repeat their data
 LEAST_LEVELS = 2  # different numbers of epochs above REPEATED that a fit needs
 
 
-class DataConstrainedFit(Settings):
-    """Settings of fitting the data-constrained law.
-
-    The search starts at each pair of r_d and r_n from `repeats`. The base law, if it is fitted too,
-    starts at the parametric law of the runs that repeat nothing, or of all runs if those are too
-    few.
-    """
-
-    base: Parametric | None = None  # None: fitted together with r_d and r_n
-    loss: Loss = Huber()
-    # Starting values of r_d and of r_n.
-    repeats: Shares = (1.0, 4.0, 16.0, 64.0)
-    # looser than the default: the minimum is a long valley if repeats lose no value
-    search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
+REPEATS = (1.0, 4.0, 16.0, 64.0)  # starting values of r_d and of r_n
+# Looser than the default: the minimum is a long valley if repeats lose no value.
+SEARCH = MinimiseSettings(tolerance=1e-9)
 
 
 def fit_data_constrained(
-    runs: RunsTable, settings: DataConstrainedFit | None = None
+    runs: RunsTable, loss: Loss | None = None, repeats: Sequence[float] = REPEATS
 ) -> Fit[DataConstrained]:
     """Fit the data-constrained law to `runs`.
 
-    Runs without `unique_tokens` count as having seen each token once. Raises DataError if the runs
-    do not determine the constants.
+    Runs without `unique_tokens` count as having seen each token once. The search starts at each
+    pair of r_d and r_n from `repeats`, and at the parametric law of the runs that repeat nothing,
+    or of all runs if those are too few. Raises DataError if the runs do not determine the
+    constants.
     """
-    settings = settings or DataConstrainedFit()
+    loss = loss or Huber()
     check_numbers(runs)
-    check = partial(_check_repeats, constants=2 if settings.base else 7)
-    check(runs)
+    check_repeats(runs)
     unique = count_unique_tokens(runs)
-    log_repeats = np.log(list(itertools.product(settings.repeats, repeat=2)))  # [S, 2]
-    given = settings.base
-    if given is None:
-        start, bases = _fit_free_base(runs, settings)
-    else:
-        start = np.empty(0)
-        bases = _make_constant_base(given)
+    try:
+        base = fit_parametric(runs.select(runs.tokens <= REPEATED * unique), loss, search=SEARCH)
+    except DataError:
+        base = fit_parametric(runs, loss, search=SEARCH)
+    bases = base.regression.forms
 
     def forms(theta: Array) -> DataConstrained:
         r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)
         return DataConstrained.model_construct(base=bases(theta[..., :-2]), r_d=r_d, r_n=r_n)
 
-    starts = np.concatenate([np.tile(start, (len(log_repeats), 1)), log_repeats], axis=1)
+    log_repeats = np.log(list(itertools.product(repeats, repeat=2)))  # [S, 2]
     logs = np.log(runs.parameters), np.log(runs.tokens), np.log(np.minimum(unique, runs.tokens))
-    if given is None:
-        curve = DataConstrainedCurve(logs, _find_middle(bases), LARGEST)
-    else:
-        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _convert_to_coordinates(given))
-    largest = {"r_d": LARGEST, "r_n": LARGEST}
+    at_zero = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
+    middle = float(np.log(at_zero.A)), float(np.log(at_zero.B))
     return Regression(
         runs=runs,
-        curve=curve,
-        starts=starts,
-        loss=settings.loss,
+        curve=DataConstrainedCurve(logs, middle, LARGEST),
+        starts=np.concatenate([np.tile(base.theta, (len(log_repeats), 1)), log_repeats], axis=1),
+        loss=loss,
         forms=forms,
-        search=settings.search,
-        check=check,
-        largest=largest,
-        vanishing=Vanishing("base.E", E) if given is None else None,
+        search=SEARCH,
+        check=check_repeats,
+        largest={"r_d": LARGEST, "r_n": LARGEST},
+        vanishing=Vanishing("base.E", E),
     ).fit()
 
 
-def count_unique_tokens(runs: RunsTable) -> Array:
-    """Return the number [R] of different tokens in each run: all its tokens where unknown."""
-    return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-
-
-def _check_repeats(runs: RunsTable, constants: int) -> None:
+def check_repeats(runs: RunsTable, constants: int = 7) -> None:
+    """Raise DataError unless `runs` repeat their data often enough to identify `constants`."""
     epochs = runs.tokens / count_unique_tokens(runs)
     repeated = epochs[epochs > REPEATED]
     levels = len(np.unique(np.round(np.log2(repeated), 1)))
@@ -280,31 +239,3 @@ def _check_repeats(runs: RunsTable, constants: int) -> None:
             f" {LEAST_REPEATING} such runs at {LEAST_LEVELS} or more, and {constants + 2} runs in"
             f" all; add at least {missing} of, for example, 4 and 16 epochs"
         )
-
-
-def _fit_free_base(
-    runs: RunsTable, settings: DataConstrainedFit
-) -> tuple[Array, Callable[[Array], Parametric]]:
-    """Return starting coordinates of the base law, and a function from coordinates to laws."""
-    how = ParametricFit(loss=settings.loss, search=settings.search)
-    once = runs.select(runs.tokens <= REPEATED * count_unique_tokens(runs))
-    try:
-        fit = fit_parametric(once, how)
-    except DataError:
-        fit = fit_parametric(runs, how)
-    return fit.theta, fit.regression.forms
-
-
-def _find_middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
-    """Return the ln N and ln D to which the coordinates ln A and ln B of `bases` refer."""
-    form = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
-    return float(np.log(form.A)), float(np.log(form.B))
-
-
-def _convert_to_coordinates(base: Parametric) -> Array:
-    """Return `base` as coordinates [5], with ln A and ln B at ln N = ln D = 0."""
-    return np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
-
-
-def _make_constant_base(base: Parametric) -> Callable[[Array], Parametric]:
-    return lambda theta: base

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Array, Form
-from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.laws.runs_table import Floats, RunsTable, count_unique_tokens
 from trainrig.scaling.laws.stacking import measure_distance
 from trainrig.scaling.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.regression.regression import Fit
@@ -83,8 +83,7 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
 
 def predict(form: Form, runs: RunsTable) -> Array:
     """Predict the loss [R] of each run by `form`, with repeated tokens where they are known."""
-    unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
-    return form.compute_loss(runs.parameters, runs.tokens, unique)
+    return form.compute_loss(runs.parameters, runs.tokens, count_unique_tokens(runs))
 
 
 CUTS = 2  # cuts of the runs along each axis at which each form foretells the runs above

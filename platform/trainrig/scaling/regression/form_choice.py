@@ -22,9 +22,8 @@ from trainrig.scaling.laws.stacking import (
     learn_spread,
     stack_members,
 )
-from trainrig.scaling.regression import form_fits
 from trainrig.scaling.regression.bootstrap import Bootstrap
-from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
+from trainrig.scaling.regression.data_constrained import fit_data_constrained
 from trainrig.scaling.regression.foretelling import (
     CutForecast,
     Foretold,
@@ -35,11 +34,11 @@ from trainrig.scaling.regression.foretelling import (
     foretell,
     list_cuts,
 )
+from trainrig.scaling.regression.form_fits import fit_kaplan_form, fit_overtraining, fit_parametric
 from trainrig.scaling.regression.minimise import Loss
 from trainrig.scaling.regression.ray_fit import describe_assumption, fit_ray
 from trainrig.scaling.regression.regression import FINEST, Fit
 
-FitForm = Callable[[RunsTable], Fit[Any]]
 JUDGED = 64  # most bootstrap draws of each form that the law is evaluated by
 
 
@@ -68,19 +67,12 @@ FORMS: tuple[Kind, ...] = ("OverTraining", "Parametric", "Kaplan", "DataConstrai
 STANDARD: Kind = "Parametric"
 
 
-def select_fitter(kind: Kind, loss: Loss) -> FitForm:
-    """Return the function that fits forms of `kind`, with `loss` as the loss of the residuals."""
-    fitters: dict[Kind, FitForm] = {
-        "Parametric": lambda runs: form_fits.fit_parametric(
-            runs, form_fits.ParametricFit(loss=loss)
-        ),
-        "Kaplan": lambda runs: form_fits.fit_kaplan_form(runs, form_fits.KaplanFit(loss=loss)),
-        "DataConstrained": lambda runs: fit_data_constrained(runs, DataConstrainedFit(loss=loss)),
-        "OverTraining": lambda runs: form_fits.fit_overtraining(
-            runs, form_fits.OverTrainingFit(loss=loss)
-        ),
-    }
-    return fitters[kind]
+FITTERS: dict[Kind, Callable[[RunsTable, Loss], Fit[Any]]] = {
+    "Parametric": fit_parametric,
+    "Kaplan": fit_kaplan_form,
+    "DataConstrained": fit_data_constrained,
+    "OverTraining": fit_overtraining,
+}
 
 
 class NotJudgedError(DataError):
@@ -241,19 +233,18 @@ class LawForms:
 
     def compare_forms(self) -> tuple[law.Compared, ...]:
         """Return the results of all fitted forms, the chosen form first."""
-        others = (kind for kind in self.fits if kind != self.chosen)
-        return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
-
-    def _compare_form(self, kind: Kind) -> law.Compared:
-        fit = self.fits[kind]
-        foretold = kind in self.foretold and self.cuts
-        return law.Compared(
-            form=fit.form,
-            objective=fit.objective,
-            held_out_error=self._compute_error(kind) if foretold else None,
-            as_good=self._is_as_good(kind) if foretold else None,
-            criterion=compute_criterion(fit),
-        )
+        found = []
+        for kind in (self.chosen, *(kind for kind in self.fits if kind != self.chosen)):
+            foretold = kind in self.foretold and self.cuts
+            compared = law.Compared(
+                form=self.fits[kind].form,
+                objective=self.fits[kind].objective,
+                held_out_error=self._compute_error(kind) if foretold else None,
+                as_good=self._is_as_good(kind) if foretold else None,
+                criterion=compute_criterion(self.fits[kind]),
+            )
+            found.append(compared)
+        return tuple(found)
 
 
 def fit_forms(
@@ -277,7 +268,7 @@ def fit_forms(
     for kind in (first, *(kind for kind in list_kinds(runs) if kind != first)):
         report(f"fitting {kind}")
         try:
-            fits[kind] = select_fitter(kind, loss)(runs)
+            fits[kind] = FITTERS[kind](runs, loss)
         except DataError as why:
             if kind == asked:
                 raise
@@ -364,10 +355,7 @@ def judge(
 
 
 def _choose_among_rest(
-    forms: LawForms,
-    rules: HoldOut,
-    split: HeldOutSplit,
-    forecasts: Mapping[Kind, CutForecast],
+    forms: LawForms, rules: HoldOut, split: HeldOutSplit, forecasts: Mapping[Kind, CutForecast]
 ) -> LawForms:
     """Compare the forms by the runs that are not held out."""
     cuts = {cut: inner.lift(split.below) for cut, inner in list_cuts(split.rest, rules).items()}

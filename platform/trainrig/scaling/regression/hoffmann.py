@@ -227,7 +227,6 @@ def _list_edges(
 LEAST_SIZES = 4  # a parabola fits any three
 LEAST_BUDGETS = 2  # needed for a line
 NEAR = 5  # sizes that are fitted whatever their loss
-PLACES = NDArray[np.int64]
 
 
 class IsoFlop(Settings):
@@ -346,7 +345,7 @@ def _refit_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Float
     return np.where(inside, best, np.nan)
 
 
-def group_by_budget(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
+def group_by_budget(runs: RunsTable, settings: IsoFlop | None = None) -> list[Places]:
     """Return the row indices of each budget, cheapest first.
 
     Rows are grouped by the column `budget` if all have one, otherwise by similar 6ND: sorted FLOPs
@@ -359,7 +358,7 @@ def group_by_budget(runs: RunsTable, settings: IsoFlop | None = None) -> list[PL
     return _cut_into_budgets(order, np.log(runs.flops_6nd), float(np.log(rules.same_budget)))
 
 
-def _cut_into_budgets(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
+def _cut_into_budgets(order: Places, log_flops: Floats, width: float) -> list[Places]:
     values = log_flops[order]
     if values[-1] - values[0] <= width:
         return [order]
@@ -369,7 +368,7 @@ def _cut_into_budgets(order: PLACES, log_flops: Floats, width: float) -> list[PL
     )
 
 
-def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
+def _select_sizes(runs: RunsTable, rows: Places, rules: IsoFlop) -> Floats:
     """Return the sizes of one budget that its parabola is fitted to."""
     sizes = np.unique(runs.parameters[rows])
     if rules.nearest is None and rules.within is None:
@@ -384,7 +383,7 @@ def _select_sizes(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
     return sizes[kept]
 
 
-def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
+def _fit_bowl(runs: RunsTable, rows: Places, rules: IsoFlop) -> Bowl | str:
     """Fit the parabola of one budget, or return the reason why there is none."""
     flops = float(np.median(runs.flops_6nd[rows]))
     sizes = np.unique(runs.parameters[rows])

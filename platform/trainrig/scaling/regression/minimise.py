@@ -17,7 +17,7 @@ converges in tens of steps, quadratically at the end.
 Shapes: K problems, R rows, P coordinates of theta.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -29,6 +29,7 @@ from trainrig.scaling.laws.law_forms import Array, Positive
 
 Mask = NDArray[np.bool_]
 Chosen = NDArray[Any]  # a boolean mask or indices
+STEP = 1e-5  # step of differences, which suits coordinates of order 1, such as logarithms
 
 
 class Huber(Settings):
@@ -128,7 +129,8 @@ def minimise(
     """Minimise from each start, for each delta in turn from the minimum at the previous delta."""
     targets = np.broadcast_to(targets, weights.shape)
     ends = []
-    for at in _split_batches(len(start), search.batch):
+    for begin in range(0, len(start), search.batch):
+        at = slice(begin, begin + search.batch)
         theta = start[at]
         for delta in deltas:
             rows = _Rows(curve, targets[at], weights[at], delta)
@@ -139,10 +141,6 @@ def minimise(
         ends.append(found)
     columns = zip(*(vars(end).values() for end in ends), strict=True)
     return Minima(*(np.concatenate(column) for column in columns))
-
-
-def _split_batches(count: int, size: int) -> Iterator[slice]:
-    return (slice(begin, begin + size) for begin in range(0, count, size))
 
 
 @dataclass(frozen=True)
@@ -267,6 +265,12 @@ class LogSumExp:
         squares = designs[:, :, :, None] * designs[:, :, None, :]
         self._squares = squares.reshape(terms, rows, coordinates**2)
 
+    @classmethod
+    def of(cls, *terms: Sequence[Array | float]) -> "LogSumExp":
+        """Return the curve of `terms`, each with a coefficient [R] or number by coordinate."""
+        columns = np.broadcast_arrays(*(column for term in terms for column in term))
+        return cls(np.stack(columns).reshape(len(terms), len(terms[0]), -1).transpose(0, 2, 1))
+
     def __call__(self, theta: Array) -> CurveValue:
         """Evaluate the curve at theta [K, P]."""
         logs = theta @ np.swapaxes(self.designs, 1, 2)  # [J, K, R]
@@ -315,41 +319,22 @@ class Pinned:
 
 
 class Differenced:
-    """Curve of which only values are known, differentiated by central differences."""
+    """Curve of which only values are known, differentiated by central differences.
 
-    def __init__(self, value: Callable[[Array], Array], step: float = 1e-5) -> None:
-        """Store `value`, a function from theta [K, P] to [K, R].
+    Its second derivatives count as 0.
+    """
 
-        The default `step` suits coordinates of order 1, such as logarithms.
-        """
+    def __init__(self, value: Callable[[Array], Array]) -> None:
+        """Store `value`, a function from theta [K, P] to [K, R]."""
         self.value = value
-        self.step = step
 
     def __call__(self, theta: Array) -> CurveValue:
         """Evaluate the curve at theta [K, P]."""
         count = theta.shape[1]
-        steps = self.step * np.concatenate([np.zeros((1, count)), np.eye(count), -np.eye(count)])
+        steps = STEP * np.concatenate([np.zeros((1, count)), np.eye(count), -np.eye(count)])
         # One call for all shifts, because each call has a fixed cost.
         shifted = (theta + steps[:, None]).reshape(-1, count)
         here, *ends = self.value(shifted).reshape(len(steps), len(theta), -1)
         sides = zip(ends[:count], ends[count:], strict=True)
-        slope = np.stack([(up - down) / (2 * self.step) for up, down in sides], -1)
-        return CurveValue(here, slope, lambda c: self._compute_bend(theta, c))
-
-    def _compute_bend(self, theta: Array, coefficients: Array) -> Array:
-        """Compute second differences, with wider steps because they lose twice as many digits."""
-        count = theta.shape[1]
-        wide = 1e-3
-        shifts = wide * np.eye(count)
-        bent = np.empty((len(theta), count, count))
-
-        def weigh(shift: Array) -> Array:
-            return np.asarray((coefficients * self.value(theta + shift)).sum(1))
-
-        for p in range(count):
-            for q in range(p + 1):
-                a = shifts[p]
-                b = shifts[q]
-                corners = weigh(a + b) - weigh(a - b) - weigh(b - a) + weigh(-a - b)
-                bent[:, p, q] = bent[:, q, p] = corners / (4 * wide**2)
-        return bent
+        slope = np.stack([(up - down) / (2 * STEP) for up, down in sides], -1)
+        return CurveValue(here, slope, lambda c: np.zeros((len(theta), count, count)))

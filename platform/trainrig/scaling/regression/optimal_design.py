@@ -147,13 +147,12 @@ def extend_design(
         ]
         if not affordable:
             break
-        gains = [_measure_gain_for_cost(knowledge, candidates[place]) for place in affordable]
+        gains = [
+            knowledge.measure_gain(candidates[place]) / candidates[place].cost
+            for place in affordable
+        ]
         best = affordable[int(np.argmax(gains))]
         knowledge.add(candidates[best])
         left -= candidates[best].cost
         chosen.append(best)
     return chosen
-
-
-def _measure_gain_for_cost(knowledge: TargetKnowledge, trial: CandidateTrial) -> float:
-    return knowledge.measure_gain(trial) / trial.cost

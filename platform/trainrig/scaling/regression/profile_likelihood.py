@@ -82,7 +82,9 @@ def compute_profiles(
     report: ReportProgress = ignore_progress,
 ) -> dict[str, Profile]:
     """Compute the profile of each fitted constant, then of each of `quantities`."""
-    asked = {name: _make_constant_quantity(name) for name in fit.fitted} | dict(quantities or {})
+    asked = {name: _make_constant_quantity(name) for name in fit.form.constants} | dict(
+        quantities or {}
+    )
     found = {}
     for name, quantity in asked.items():
         found[name] = profile(fit, quantity, level)

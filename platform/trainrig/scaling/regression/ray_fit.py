@@ -7,14 +7,12 @@ eta)). Here that best ratio is taken from published laws. So the loss on the ray
 the loss off the ray is assumed.
 """
 
-import itertools
-
 import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import LEVELS, Array, OverTraining
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.form_fits import OverTrainingFit, fit_power_above_floor
+from trainrig.scaling.regression.form_fits import OVERTRAINING_STARTS, centre_logs
 from trainrig.scaling.regression.minimise import LogSumExp, Loss
 from trainrig.scaling.regression.regression import (
     LEAST_FACTOR,
@@ -62,14 +60,8 @@ def fit_ray(runs: RunsTable, loss: Loss) -> Fit[OverTraining]:
     Raises DataError if they do not lie on one, or do not determine the loss along it.
     """
     check_ray(runs)
-    settings = OverTrainingFit(loss=loss)
-    log_flops = np.log(runs.flops_6nd)
-    middle = float(log_flops.mean())
-    log_flops = log_flops - middle
+    log_flops, middle = centre_logs(runs.flops_6nd)
     log_ratio = float(np.log(runs.tokens / runs.parameters).mean())
-    one = np.ones_like(log_flops)
-    zero = np.zeros_like(log_flops)
-    designs = np.array([[one, zero, -log_flops], [zero, one, zero]]).transpose(0, 2, 1)
 
     def forms(theta: Array) -> OverTraining:
         k, e, eta = np.moveaxis(theta, -1, 0)
@@ -80,19 +72,28 @@ def fit_ray(runs: RunsTable, loss: Loss) -> Fit[OverTraining]:
             return OverTraining.model_construct(E=np.exp(e), a=a, b=a * best, eta=eta)
 
     starts = [
-        [*fit_power_above_floor(np.exp(-eta * log_flops), runs.loss, floor), eta]
-        for eta, floor in itertools.product(settings.exponents, settings.floors)
+        [*_fit_power_above_floor(np.exp(-eta * log_flops), runs.loss, floor), eta]
+        for eta, floor in OVERTRAINING_STARTS
     ]
     fit = Regression(
         runs=runs,
-        curve=LogSumExp(designs),
+        curve=LogSumExp.of([1, 0, -log_flops], [0, 1, 0]),
         starts=np.array(starts),
         loss=loss,
         forms=forms,
-        search=settings.search,
         check=check_ray,
         vanishing=Vanishing("E", 1),
     ).fit()
     if np.ptp(fit.regression.curve(fit.theta[None]).value) < LEAST_FALL:
         raise DataError("the losses do not fall with compute")
     return fit
+
+
+def _fit_power_above_floor(term: Array, loss: Array, floor: float) -> tuple[float, float]:
+    """Return the logs of the factor of `term` [R] that fits the loss above E, and of E.
+
+    E is `floor` times the least loss. The factor is positive.
+    """
+    above = loss - floor * loss.min()
+    factor = max(float(term @ above / (term @ term)), float(above.mean()) / 100)
+    return float(np.log(factor)), float(np.log(floor * loss.min()))

@@ -191,9 +191,9 @@ class Regression(Generic[F]):
     starts: Array  # [S, P]
     loss: Loss
     forms: Callable[[Array], F]  # thetas [..., P] to one form, whose constants may be arrays
-    search: MinimiseSettings
     # Raises DataError if runs cannot identify the constants.
     check: Callable[[RunsTable], None]
+    search: MinimiseSettings = field(default_factory=MinimiseSettings)
     # Values from which a constant counts as infinite, by its name.
     largest: Mapping[str, float] = field(default_factory=dict)
     # Constant that may be 0 in a bootstrap draw. A fit whose own minimum lies there is refused,
@@ -382,12 +382,6 @@ class Fit(Generic[F]):
         """The fitted law."""
         form = self.regression.forms(self.theta)
         return form.with_constants(form.constants)  # validated, with constants as floats
-
-    @property
-    def fitted(self) -> tuple[str, ...]:
-        """The names of the fitted constants; a base form that was given is not among them."""
-        of_one = self.regression.forms(self.theta[None]).constants
-        return tuple(name for name, column in of_one.items() if np.ndim(column))
 
     @property
     def objective(self) -> float:

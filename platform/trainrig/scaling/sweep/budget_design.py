@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
-from trainrig.scaling.laws.law import read_law
 from trainrig.scaling.laws.law_forms import LEVELS, DataConstrained, Form, OverTraining, Parametric
-from trainrig.scaling.laws.published_laws import LAWS, find_published_law
+from trainrig.scaling.laws.published_laws import LAWS, find_law
 from trainrig.scaling.laws.stacking import Spread
 from trainrig.scaling.regression.optimal_design import (
     CandidateTrial,
@@ -91,11 +89,6 @@ class BudgetDesign:
     stages: tuple[DesignStage, ...]
 
 
-def is_law_file(prior: str) -> bool:
-    """Return whether `prior` is the path of a law.json, and not the name of a published law."""
-    return prior.endswith(".json") or "/" in prior or storage.exists(prior)
-
-
 def find_prior_laws(prior: str | None) -> tuple[Parametric, ...]:
     """Return the laws that a design assumes: the published ones, or the law called `prior`.
 
@@ -104,8 +97,7 @@ def find_prior_laws(prior: str | None) -> tuple[Parametric, ...]:
     """
     if prior is None:
         return tuple(_to_parametric(name, LAWS[name].form) for name in PRIORS)
-    law = read_law(prior) if is_law_file(prior) else find_published_law(prior)
-    return (_to_parametric(prior, law.form),)
+    return (_to_parametric(prior, find_law(prior).form),)
 
 
 def _to_parametric(name: str, form: Form) -> Parametric:

@@ -7,7 +7,7 @@ The decision depends on these runs alone, not on their order or their times.
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainrig import storage
@@ -91,28 +91,15 @@ def check_earlier_design(folder: str, trials: Sequence[Trial]) -> None:
 
 
 def serialise_progress(
-    designed: BudgetDesign,
-    trials: Sequence[Trial],
-    found: Sequence[StagePrediction],
+    designed: BudgetDesign, trials: Sequence[Trial], found: Sequence[StagePrediction]
 ) -> bytes:
     """Return the design and the predictions after its finished stages as JSON."""
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(designed.stages):
-        entry: dict[str, Any] = {
-            "trials": stage.trials,
-            "runs": stage.runs,
-            "flops": stage.flops,
-            "expected_width": stage.expected_width,
-        }
+        entry = asdict(stage)
         if number < len(found):
-            prediction = found[number]
-            entry |= {
-                "loss": prediction.loss,
-                "low": prediction.low,
-                "high": prediction.high,
-                "width": prediction.width,
-                "reason": prediction.reason,
-            }
+            keys = ("loss", "low", "high", "width", "reason")
+            entry |= {key: getattr(found[number], key) for key in keys}
         stages.append(entry)
     parameters, tokens = designed.design.predict
     content = {

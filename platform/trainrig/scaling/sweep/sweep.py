@@ -16,9 +16,13 @@ from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable
-from trainrig.scaling.sweep import rate_search, sweep_table, trial_costs, trial_process
+from trainrig.scaling.sweep import rate_search, sweep_table, trial_process
 from trainrig.scaling.sweep.budget_design import BudgetDesign
-from trainrig.scaling.sweep.design_points import build_budget_design, list_design_points
+from trainrig.scaling.sweep.design_points import (
+    build_budget_design,
+    compute_usd_an_hour,
+    list_design_points,
+)
 from trainrig.scaling.sweep.design_progress import (
     DESIGN_FILE,
     StagePrediction,
@@ -43,12 +47,7 @@ from trainrig.scaling.sweep.trials import (
     read_sweep_tokens,
 )
 
-__all__ = [
-    "PLANNED_TRIALS",
-    "Sweep",
-    "SweepDriver",
-    "sweep",
-]
+__all__ = ["PLANNED_TRIALS", "Sweep", "SweepDriver", "sweep"]
 
 
 PLANNED_TRIALS = "trials.json"
@@ -72,7 +71,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     if run.search:
         run.search.searcher.check()
         plan_search(run, run.search, data, rate_search.list_pairs(run.search))
-    trial_costs.compute_usd_an_hour(run)
+    compute_usd_an_hour(run)  # raises the errors of trials.instance
     check_tasks(run)
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)

@@ -261,16 +261,8 @@ class SweepBatches(config.Settings):
 
     def build_batch_settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
         """Return the batch settings of a trial."""
-        return BatchSettings(
-            sequence_length=self.sequence_length,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
-            seed=seed,
-            weights=self.weights,
-            packing=self.packing,
-            attend=self.attend,
-            epochs=self.epochs,
-        )
+        sizes = {"global_batch": global_batch, "micro_batch": micro_batch, "seed": seed}
+        return BatchSettings(**{**dict(self), **sizes})
 
 
 class SweepTraining(config.Settings):

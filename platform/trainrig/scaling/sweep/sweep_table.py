@@ -12,10 +12,10 @@ import numpy as np
 from trainrig.objectives.objective_interface import Corrupting
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.sweep.design_points import compute_usd_an_hour
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.sweep_tasks import TaskPoint, read_points
 from trainrig.scaling.sweep.trial import is_complete, read_diverged
-from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -122,7 +122,11 @@ def _build_rows(
             | {"reason": divergence["reason"]}
         ]
     if not is_complete(sweep, folder):
-        return [] if failed is None else [common | _make_failed_row(name, length, failed)]
+        if failed is None:
+            return []
+        row = {"name": name, "state": "failed", "tokens": length.tokens, "reason": failed}
+        row |= {"step": length.steps, "loss": math.nan, "losses": {}, "seconds": math.nan}
+        return [common | row]
     stable = count_stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
     updates |= {line["step"]: line for line in metrics.read_series(folder)}
@@ -155,11 +159,6 @@ def _count_seen_tokens(sweep: Sweep, trial: Trial, update: Row) -> float:
     if isinstance(sweep.objective, Corrupting):
         return float(update["step"] * trial.batch * sweep.batches.sequence_length)
     return float(update["train/tokens"])
-
-
-def _make_failed_row(name: str, length: TrialLength, reason: str) -> Row:
-    row = {"name": name, "state": "failed", "tokens": length.tokens, "reason": reason}
-    return row | {"step": length.steps, "loss": math.nan, "losses": {}, "seconds": math.nan}
 
 
 def _sum_seconds(updates: Sequence[Row], step: int) -> float:

@@ -18,7 +18,7 @@ from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecards import read_scorecard, read_scored
 from trainrig.evaluate.tasks.shipped import ENDING, load_task
 from trainrig.evaluate.tasks.task_definition import Continuation, MultipleChoice
-from trainrig.scaling.sweep.budget_design import is_law_file
+from trainrig.scaling.laws.published_laws import is_law_file
 from trainrig.scaling.sweep.sweep_run_file import OptimalDesign, Sweep
 
 FOLDER = "tasks"  # name of the folder in a run folder

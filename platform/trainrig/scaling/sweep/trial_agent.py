@@ -64,18 +64,9 @@ class FailureRecord:
         verdict: float | GiveUp = 0.0
         for earlier in failures:
             if earlier.run == failure.run:
-                verdict = policy.decide_after(_convert_failure(earlier), earlier.step)
+                facts = {key: value for key, value in asdict(earlier).items() if key != "run"}
+                verdict = policy.decide_after(Failure(seen_by="trial", **facts), earlier.step)
         return verdict
-
-
-def _convert_failure(failure: TrialFailure) -> Failure:
-    return Failure(
-        problem=failure.problem,
-        seen_by="trial",
-        step=failure.step,
-        exception=failure.exception,
-        memory=failure.memory,
-    )
 
 
 WORK = "trainrig.scaling.sweep.trial_process"

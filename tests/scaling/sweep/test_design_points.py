@@ -6,8 +6,12 @@ from trainrig import config, hardware
 from trainrig.errors import ConfigError
 from trainrig.estimate.cost_estimate import USUAL_SHARE
 from trainrig.scaling.sweep.budget_units import parse_budget
+from trainrig.scaling.sweep.design_points import (
+    compute_usd_an_hour,
+    convert_to_flops,
+    describe_cost,
+)
 from trainrig.scaling.sweep.sweep_run_file import Sweep
-from trainrig.scaling.sweep.trial_costs import compute_usd_an_hour, convert_to_flops, describe_cost
 
 
 def build(**trials: object) -> Sweep:
