@@ -9,8 +9,8 @@ end, so a hash collision is never reported as a match.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.benchmark_words import (
     NOT_ASKED,
@@ -38,27 +38,25 @@ class Grams(NamedTuple):
     Array suffixes: B is the number of benchmark words, G the number of different n-grams.
     """
 
-    orders_B: NDArray[np.uint8]  # n of the n-gram that begins at each word, or 0
-    grams_B: NDArray[np.uint32]  # number of that n-gram, or NONE
+    orders_B: UInt8s  # n of the n-gram that begins at each word, or 0
+    grams_B: UInt32s  # number of that n-gram, or NONE
     # [G + 1] offsets in `places` at which the positions of each n-gram begin
-    firsts_G1: NDArray[np.int64]
-    places: NDArray[np.uint32]  # words at which each n-gram begins, ascending
-    orders: NDArray[np.int64]  # all values of n, ascending
-    slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
-    sieve: NDArray[np.uint64]
+    firsts_G1: Int64s
+    places: UInt32s  # words at which each n-gram begins, ascending
+    orders: Int64s  # all values of n, ascending
+    slots: UInt32s  # an open-addressing table by hash: number + 1, or 0
+    sieve: UInt64s
 
 
 class Hits(NamedTuple):
     """N-grams found in texts, sorted by text, word and n."""
 
-    texts: NDArray[np.int64]
-    words: NDArray[np.int64]  # word at which the n-gram begins, counted over all texts
-    grams: NDArray[np.uint32]
+    texts: Int64s
+    words: Int64s  # word at which the n-gram begins, counted over all texts
+    grams: UInt32s
 
 
-def index_grams(
-    words_B: NDArray[np.uint32], orders_B: NDArray[np.uint8], hashes_V: NDArray[np.uint64]
-) -> Grams:
+def index_grams(words_B: UInt32s, orders_B: UInt8s, hashes_V: UInt64s) -> Grams:
     """Index the n-grams of `words_B` that begin where `orders_B` is not 0."""
     begins = np.flatnonzero(orders_B)
     orders = np.unique(orders_B[begins]).astype(np.int64)
@@ -84,8 +82,8 @@ def index_grams(
 
 
 def find_hits(
-    grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
-) -> tuple[Hits, NDArray[np.uint32]]:
+    grams: Grams, words_B: UInt32s, vocabulary: WordNumbers, words: NormalisedWords
+) -> tuple[Hits, UInt32s]:
     """Return the benchmark n-grams found in the texts, and the vocabulary numbers of the words.
 
     Words are numbered only in texts with a hit; elsewhere some are NOT_ASKED.
@@ -109,9 +107,7 @@ def find_hits(
 
 
 @compile_nogil
-def _hash_gram(
-    words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
-) -> np.uint64:
+def _hash_gram(words: UInt32s, hashes: UInt64s, place: _Whole, order: _Whole) -> np.uint64:
     found = np.uint64(0)
     for word in range(place, place + order):
         found = found * _BASE + hashes[words[word]]
@@ -132,13 +128,7 @@ def _compute_bits(key: np.uint64) -> np.uint64:
 
 
 @compile_nogil
-def _are_equal(
-    left: NDArray[np.uint32],
-    place: _Whole,
-    right: NDArray[np.uint32],
-    other: _Whole,
-    order: _Whole,
-) -> bool:
+def _are_equal(left: UInt32s, place: _Whole, right: UInt32s, other: _Whole, order: _Whole) -> bool:
     offset = 0
     while offset < order and left[place + offset] == right[other + offset]:
         offset += 1
@@ -147,12 +137,7 @@ def _are_equal(
 
 @compile_nogil
 def _assign_numbers(
-    words: NDArray[np.uint32],
-    orders: NDArray[np.uint8],
-    hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    grams: NDArray[np.uint32],
-    firsts: NDArray[np.int64],
+    words: UInt32s, orders: UInt8s, hashes: UInt64s, slots: UInt32s, grams: UInt32s, firsts: Int64s
 ) -> int:
     mask = np.int64(len(slots) - 1)
     count = 0
@@ -177,13 +162,13 @@ def _assign_numbers(
 
 @compile_nogil
 def _fill(
-    words: NDArray[np.uint32],
-    orders: NDArray[np.uint8],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
+    words: UInt32s,
+    orders: UInt8s,
+    hashes: UInt64s,
+    firsts: Int64s,
     shortest: int,
-    slots: NDArray[np.uint32],
-    sieve: NDArray[np.uint64],
+    slots: UInt32s,
+    sieve: UInt64s,
 ) -> None:
     mask = np.int64(len(slots) - 1)
     for gram in range(len(firsts)):
@@ -200,14 +185,14 @@ def _fill(
 
 @compile_nogil
 def _count_known_words(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    known_slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
+    known_letters: UInt32s,
+    known_ends: Int64s,
+    known_hashes: UInt64s,
+    known_slots: UInt32s,
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    numbers: UInt32s,
     first: int,
     end: int,
 ) -> int:
@@ -231,28 +216,28 @@ def _count_known_words(
 
 @compile_nogil
 def _find(
-    orders_B: NDArray[np.uint8],
-    grams_B: NDArray[np.uint32],
-    gram_firsts: NDArray[np.int64],
-    gram_places: NDArray[np.uint32],
-    orders: NDArray[np.int64],
-    slots: NDArray[np.uint32],
-    sieve: NDArray[np.uint64],
-    benchmark_words: NDArray[np.uint32],
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    known_slots: NDArray[np.uint32],
-    powers: NDArray[np.uint64],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    sums: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
-    hit_texts: NDArray[np.int64],
-    hit_words: NDArray[np.int64],
-    hit_grams: NDArray[np.uint32],
+    orders_B: UInt8s,
+    grams_B: UInt32s,
+    gram_firsts: Int64s,
+    gram_places: UInt32s,
+    orders: Int64s,
+    slots: UInt32s,
+    sieve: UInt64s,
+    benchmark_words: UInt32s,
+    known_letters: UInt32s,
+    known_ends: Int64s,
+    known_hashes: UInt64s,
+    known_slots: UInt32s,
+    powers: UInt64s,
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    firsts: Int64s,
+    sums: UInt64s,
+    numbers: UInt32s,
+    hit_texts: Int64s,
+    hit_words: Int64s,
+    hit_grams: UInt32s,
 ) -> int:
     mask = np.int64(len(slots) - 1)
     parts = np.uint64(len(sieve) - 1)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     CAPITAL_I_WITH_DOT,
@@ -38,14 +38,14 @@ class NormalisedWords(NamedTuple):
     Array suffixes: L is the number of letters, W of words, D of texts; D1 is D + 1.
     """
 
-    letters_L: NDArray[np.uint32]  # code points of the words in lower case, without punctuation
-    ends_W: NDArray[np.int64]  # where each word's letters end
-    hashes_W: NDArray[np.uint64]  # hash of each word's letters
+    letters_L: UInt32s  # code points of the words in lower case, without punctuation
+    ends_W: Int64s  # where each word's letters end
+    hashes_W: UInt64s  # hash of each word's letters
     # Start and end of each word in its text, in characters; the punctuation around it is included.
-    begins_W: NDArray[np.int64]
-    stops_W: NDArray[np.int64]
+    begins_W: Int64s
+    stops_W: Int64s
     # [D + 1] index of the first word of each text; the last entry is W
-    firsts_D1: NDArray[np.int64]
+    firsts_D1: Int64s
 
 
 def split_words(texts: Sequence[str]) -> NormalisedWords:
@@ -71,7 +71,7 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     )
 
 
-def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
+def _lower_sigmas(texts: Sequence[str]) -> UInt32s:
     """Return the lower case of each capital sigma, in order: it depends on the letters around."""
     found: list[int] = []
     for text in texts:
@@ -89,17 +89,17 @@ def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
 
 @compile_nogil
 def _split_normal_words(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
-    sigmas: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    begins: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    firsts: NDArray[np.int64],
+    codes: UInt32s,
+    classes: UInt16s,
+    starts: Int64s,
+    lower: UInt32s,
+    sigmas: UInt32s,
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    begins: Int64s,
+    stops: Int64s,
+    firsts: Int64s,
 ) -> None:
     """Fill the arrays of NormalisedWords, from `letters` on, with the words of all texts."""
     word = letter = sigma = 0
@@ -144,13 +144,13 @@ NOT_ASKED = np.uint32(0xFFFFFFFE)  # number of a word that has not been looked u
 class WordNumbers(NamedTuple):
     """The V different words of the benchmarks, numbered by first occurrence."""
 
-    letters: NDArray[np.uint32]  # letters of all words, concatenated
-    ends_V: NDArray[np.int64]  # where each word's letters end
-    hashes_V: NDArray[np.uint64]
-    slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
+    letters: UInt32s  # letters of all words, concatenated
+    ends_V: Int64s  # where each word's letters end
+    hashes_V: UInt64s
+    slots: UInt32s  # an open-addressing table by hash: number + 1, or 0
 
 
-def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
+def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, UInt32s]:
     """Return the vocabulary of `words`, and the number of each word."""
     numbers = np.empty(len(words.ends_W), np.uint32)
     firsts = np.empty(len(words.ends_W), np.int64)  # the first occurrence of each numbered word
@@ -168,10 +168,7 @@ def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.ui
 
 
 def ask_numbers(
-    vocabulary: WordNumbers,
-    words: NormalisedWords,
-    texts: NDArray[np.int64],
-    numbers_W: NDArray[np.uint32],
+    vocabulary: WordNumbers, words: NormalisedWords, texts: Int64s, numbers_W: UInt32s
 ) -> None:
     """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
     _ask(
@@ -187,12 +184,7 @@ def ask_numbers(
 
 @compile_nogil
 def _are_equal(
-    left: NDArray[np.uint32],
-    begin: int,
-    end: int,
-    right: NDArray[np.uint32],
-    other_begin: int,
-    other_end: int,
+    left: UInt32s, begin: int, end: int, right: UInt32s, other_begin: int, other_end: int
 ) -> bool:
     if end - begin != other_end - other_begin:
         return False
@@ -204,12 +196,12 @@ def _are_equal(
 
 @compile_nogil
 def _assign_numbers(
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    numbers: NDArray[np.uint32],
-    firsts: NDArray[np.int64],
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    slots: UInt32s,
+    numbers: UInt32s,
+    firsts: Int64s,
 ) -> int:
     mask = np.uint64(len(slots) - 1)
     count = begin = 0
@@ -233,7 +225,7 @@ def _assign_numbers(
 
 
 @compile_nogil
-def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
+def _fill(hashes: UInt64s, slots: UInt32s) -> None:
     mask = np.uint64(len(slots) - 1)
     for number in range(len(hashes)):
         slot = np.int64(hashes[number] & mask)
@@ -244,13 +236,13 @@ def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
 
 @compile_nogil
 def find_word_number(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
+    known_letters: UInt32s,
+    known_ends: Int64s,
+    known_hashes: UInt64s,
+    slots: UInt32s,
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
     word: int,
 ) -> np.uint32:
     """Return the number of one word, or UNKNOWN, for callers that look up few words."""
@@ -270,16 +262,16 @@ def find_word_number(
 
 @compile_nogil
 def _ask(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    texts: NDArray[np.int64],
-    numbers: NDArray[np.uint32],
+    known_letters: UInt32s,
+    known_ends: Int64s,
+    known_hashes: UInt64s,
+    slots: UInt32s,
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    firsts: Int64s,
+    texts: Int64s,
+    numbers: UInt32s,
 ) -> None:
     for text in texts:
         for word in range(firsts[text], firsts[text + 1]):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float64s, Int64s
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
@@ -161,7 +161,7 @@ def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
     ]
 
 
-def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _count_found_units(index: Index, totals: Totals) -> tuple[Int64s, Int64s]:
     """Return the units of each example that the corpus holds, and all units of each example."""
     style = index.settings.style
     examples_B = index.examples_B
@@ -178,13 +178,7 @@ def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64],
 class _Kinds:
     """Masks of the examples that each column of a benchmark's row counts."""
 
-    def __init__(
-        self,
-        index: Index,
-        totals: Totals,
-        shares_E: NDArray[np.float64],
-        parts_E: NDArray[np.int64],
-    ) -> None:
+    def __init__(self, index: Index, totals: Totals, shares_E: Float64s, parts_E: Int64s) -> None:
         style = index.settings.style
         places = index.grams.orders_B > 0
         examples = index.examples_B[places]

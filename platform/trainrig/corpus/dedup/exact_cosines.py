@@ -10,6 +10,8 @@ Shapes: N vectors, M other vectors, C channels.
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float32s, Float64s
+
 # Length of vectors in float32. With C channels, no partial sum of a product exceeds
 # (COARSE + √C / 2)², which is below 2^24 up to 36,000 channels. A cosine is off by less than
 # √C / COARSE.
@@ -20,26 +22,24 @@ FINE = 2**26
 Float = np.float32 | np.float64
 
 
-def round_coarsely(vectors_NC: NDArray[Float]) -> NDArray[np.float32]:
+def round_coarsely(vectors_NC: NDArray[Float]) -> Float32s:
     """Return vectors [N, C] of length COARSE, rounded to integers, in float32."""
     return _round(vectors_NC, COARSE).astype(np.float32)
 
 
-def round_finely(vectors_NC: NDArray[Float]) -> NDArray[np.float64]:
+def round_finely(vectors_NC: NDArray[Float]) -> Float64s:
     """Return vectors [N, C] of length FINE, rounded to integers, in float64."""
     return _round(vectors_NC, FINE)
 
 
-def _round(vectors_NC: NDArray[Float], length: int) -> NDArray[np.float64]:
+def _round(vectors_NC: NDArray[Float], length: int) -> Float64s:
     """Scale vectors to `length` and round them; a vector of zeros stays one."""
     wide_NC = np.ascontiguousarray(vectors_NC, dtype=np.float64)
     lengths_N1 = np.sqrt((wide_NC * wide_NC).sum(axis=1, keepdims=True))
     return np.rint(wide_NC * (length / np.where(lengths_N1 > 0, lengths_N1, 1.0)))
 
 
-def compute_cosines(
-    one_NC: NDArray[np.float64], other_MC: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def compute_cosines(one_NC: Float64s, other_MC: Float64s) -> Float64s:
     """Return the cosines [N, M] of vectors that `round_finely` gave.
 
     Equal vectors have the cosine 1, and a vector of zeros has the cosine 0 with all others.

@@ -6,15 +6,14 @@ Shapes: N vectors in the keep order, B vectors of a block, C channels.
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float64s, Int64s
 from trainrig.corpus.dedup.exact_cosines import Float, compute_cosines, round_finely
 
 _BLOCK = 512  # vectors that are decided together
 _COLUMNS = 8_192  # kept vectors that a block is compared with at a time: 32 MiB of cosines
 
 
-def find_duplicates(
-    vectors_NC: NDArray[Float], threshold: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def find_duplicates(vectors_NC: NDArray[Float], threshold: float) -> tuple[Int64s, Float64s]:
     """Return the kept vector that each vector duplicates, or -1, and the cosine with it, or NaN.
 
     Vectors are decided in their order. One falls if its cosine with a *kept* earlier vector is at
@@ -42,9 +41,7 @@ def find_duplicates(
     return partners_N, cosines_N
 
 
-def _find_best(
-    block_BC: NDArray[np.float64], kept_NC: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _find_best(block_BC: Float64s, kept_NC: Float64s) -> tuple[Int64s, Float64s]:
     """Return the most similar of `kept_NC` for each vector, or -1 if there is none, and cosines."""
     best_B = np.full(len(block_BC), -1)
     cosine_B = np.full(len(block_BC), -np.inf)
@@ -58,12 +55,8 @@ def _find_best(
 
 
 def _decide_block(
-    begin: int,
-    block_BC: NDArray[np.float64],
-    partner_B: NDArray[np.int64],
-    cosine_B: NDArray[np.float64],
-    threshold: float,
-) -> NDArray[np.bool_]:
+    begin: int, block_BC: Float64s, partner_B: Int64s, cosine_B: Float64s, threshold: float
+) -> Bools:
     """Return which vectors of a block stay; update the partners and cosines with the block's own.
 
     `partner_B` and `cosine_B` name the most similar kept vector before the block, which begins with

@@ -7,16 +7,14 @@ Shapes: N vectors, K centroids, C channels.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float32s, Float64s, Int64s
 from trainrig.corpus.dedup.exact_cosines import round_coarsely
 
 _PRODUCTS = 2**22  # products that are held at a time: 16 MiB
 
 
-def find_nearest(
-    vectors_NC: NDArray[np.float32], centroids_KC: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_nearest(vectors_NC: Float32s, centroids_KC: Float32s) -> tuple[Int64s, Int64s]:
     """Return the nearest centroid of each vector, and the product with it.
 
     Both arguments come from `round_coarsely`. Of equally near centroids, the first is chosen.
@@ -32,9 +30,7 @@ def find_nearest(
     return nearest_N, products_N
 
 
-def train_centroids(
-    vectors_NC: NDArray[np.float32], clusters: int, iterations: int
-) -> NDArray[np.float32]:
+def train_centroids(vectors_NC: Float32s, clusters: int, iterations: int) -> Float32s:
     """Return the centroids [K, C] of k-means on vectors that `round_coarsely` gave.
 
     The first `clusters` vectors are the initial centroids. A cluster without vectors keeps its
@@ -53,9 +49,7 @@ def train_centroids(
     return centroids_KC
 
 
-def _sum_by_cluster(
-    vectors_NC: NDArray[np.float32], nearest_N: NDArray[np.int64], clusters: int
-) -> NDArray[np.float64]:
+def _sum_by_cluster(vectors_NC: Float32s, nearest_N: Int64s, clusters: int) -> Float64s:
     """Return the sum [K, C] of the vectors of each cluster, as integers in float64."""
     sums_KC = np.zeros((clusters, vectors_NC.shape[1]))
     rows = max(1, _PRODUCTS // vectors_NC.shape[1])

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import suggest_choice
+from trainrig.corpus.array_types import Bools
 from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
 from trainrig.corpus.filters.page_kind_rules import PageKind
@@ -182,7 +182,7 @@ else:
     Filters = Annotated[tuple[_WrittenFilter, ...], AfterValidator(_expand_presets)]
 
 
-def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
+def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, Bools]:
     """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
     return {rule.name: rule.limit.mark_broken(columns) for rule in list_rules(filters)}
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float64s, Int64s
 from trainrig.corpus.filters.filter_settings import FilterSettings
 from trainrig.corpus.limits import (
     LANGUAGE,
@@ -105,10 +105,10 @@ class Verdicts:
     """The rules that each document breaks."""
 
     rules: tuple[Rule, ...]
-    broken: NDArray[np.bool_]  # [rules, documents]
+    broken: Bools  # [rules, documents]
 
     @property
-    def first(self) -> NDArray[np.int64]:
+    def first(self) -> Int64s:
         """The index of the first rule that each document breaks, or -1: [documents]."""
         if not self.rules:
             return np.full(self.broken.shape[1], -1, np.int64)
@@ -136,7 +136,7 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
     sizes = columns[BYTES].astype(np.int64)
     first = verdicts.first
 
-    def by_language(chosen: NDArray[np.bool_], prefix: str = "") -> dict[str, dict[str, int]]:
+    def by_language(chosen: Bools, prefix: str = "") -> dict[str, dict[str, int]]:
         documents = np.bincount(which[chosen], minlength=len(languages))
         # numpy sums the sizes as doubles, which are exact up to 2**53 bytes.
         sums = np.bincount(which[chosen], weights=sizes[chosen], minlength=len(languages))
@@ -176,7 +176,7 @@ def build_histograms(
     return found
 
 
-def choose_edges(is_integer: bool) -> NDArray[np.float64]:
+def choose_edges(is_integer: bool) -> Float64s:
     """Return the lower edges of a signal's bins; the last bin has no upper edge."""
     return INTEGER_EDGES if is_integer else EDGES
 

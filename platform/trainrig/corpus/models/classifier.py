@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Bools, Float64s
 from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models import linear_classifier
 from trainrig.corpus.models.language_id import identify_all
@@ -26,8 +26,8 @@ _NEWTON_STEPS = 100
 # regularisation of the slope; keeps it finite where a threshold separates the classes
 _SIGMOID_PRIOR = 1e-3
 
-Reals = NDArray[np.float64]
-Labels = NDArray[np.bool_]
+Reals = Float64s
+Labels = Bools
 
 
 class Sigmoid(NamedTuple):

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Float64s
 from trainrig.corpus.limits import quantise_scores
 from trainrig.corpus.models.arpa import ENDINGS, read_arpa, write_arpa
 from trainrig.corpus.models.kneser_ney import Trie, estimate
@@ -65,7 +65,7 @@ class LanguageModel:
             )
         return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
 
-    def compute_perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def compute_perplexity(self, texts: Sequence[str]) -> Float64s:
         """Compute 10^(-log10 p / length) of each text; NaN for a text without lines.
 
         p is the probability of all its sentences, and length the number of their pieces plus one
@@ -203,7 +203,7 @@ class Perplexity(Settings):
         named |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
         return dict(zip(named, storage.compute_content_keys(list(named.values())), strict=True))
 
-    def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str], languages: Sequence[str]) -> Float64s:
         """Return the perplexity of each text, in steps of 1/10000.
 
         Raises DataError for an invalid model.
@@ -231,9 +231,7 @@ def _load_language_model(path: str, tokenizer: str | None) -> LanguageModel:
 
 
 def find_cutoffs(
-    perplexities: NDArray[np.float64],
-    languages: Sequence[str],
-    shares: tuple[float, float] = (0.3, 0.6),
+    perplexities: Float64s, languages: Sequence[str], shares: tuple[float, float] = (0.3, 0.6)
 ) -> dict[str, tuple[float, float]]:
     """Find for each language the perplexities below which the given shares of its texts lie.
 
@@ -251,9 +249,7 @@ def find_cutoffs(
 
 
 def assign_buckets(
-    perplexities: NDArray[np.float64],
-    languages: Sequence[str],
-    cuts: Mapping[str, tuple[float, float]],
+    perplexities: Float64s, languages: Sequence[str], cuts: Mapping[str, tuple[float, float]]
 ) -> list[str]:
     """Assign each text to "head", "middle" or "tail" by the cut-offs of its language.
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.models.ngram_counts import BEGIN, END, MOST_WORDS, SPECIAL, UNKNOWN, Ids
 from trainrig.errors import DataError
 
@@ -142,7 +142,7 @@ class TextEncoder:
         """Return the pieces in the order of their ids."""
         return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
 
-    def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
+    def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, Int64s]:
         """Encode sentences as `<s> word … </s> …`; also return where each text begins, [texts + 1].
 
         `word_of` is the model's word id for each piece.

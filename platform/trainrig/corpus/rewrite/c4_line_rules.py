@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import (
     JAVASCRIPT,
@@ -98,7 +98,7 @@ class C4Lines(Settings):
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
-    def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
+    def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, Int64s]:
         """Apply the rules to many texts; return the kept texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
         rules = _Rules(
@@ -133,15 +133,15 @@ _LONG, _UNENDED, _FEW, _JAVASCRIPT, _POLICY, _LOREM, _CURLY, _CITED = range(8)
 
 @compile_nogil
 def _apply_rules(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
+    codes: UInt32s,
+    classes: UInt16s,
+    texts: Int64s,
+    lower: UInt32s,
     rules: _Rules,
-    kept_codes: NDArray[np.uint32],
-    kept_classes: NDArray[np.uint16],
-    kept_texts: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    kept_codes: UInt32s,
+    kept_classes: UInt16s,
+    kept_texts: Int64s,
+    counts: Int64s,
 ) -> None:
     to = 0
     kept_texts[0] = 0
@@ -200,7 +200,7 @@ def _apply_rules(
 
 
 @compile_nogil
-def _is_ended(codes: NDArray[np.uint32], start: int, end: int, by_apostrophe: bool) -> bool:
+def _is_ended(codes: UInt32s, start: int, end: int, by_apostrophe: bool) -> bool:
     if start == end or ends_in_dots(codes, start, end):
         return False
     return codes[end - 1] in _END_MARKS or (by_apostrophe and codes[end - 1] == _APOSTROPHE)

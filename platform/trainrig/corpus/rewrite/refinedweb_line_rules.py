@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 
 _PLANES = 0x20000  # code points above this are no upper case, digits or white space
@@ -35,11 +36,11 @@ _NEW_LINE = 0x0A
 class LineShapes:
     r"""Counts for each line of a text, as split by `text.split("\n")`."""
 
-    visible: NDArray[np.int64]  # characters that are not white space
-    capitals: NDArray[np.int64]  # characters with str.isupper
-    digits: NDArray[np.int64]  # characters with str.isdigit
-    words: NDArray[np.int64]  # runs of visible characters
-    lengths: NDArray[np.int64]  # characters, from the first visible one to the last
+    visible: Int64s  # characters that are not white space
+    capitals: Int64s  # characters with str.isupper
+    digits: Int64s  # characters with str.isdigit
+    words: Int64s  # runs of visible characters
+    lengths: Int64s  # characters, from the first visible one to the last
 
     @classmethod
     def of(cls, text: str) -> "LineShapes":
@@ -49,9 +50,7 @@ class LineShapes:
 
 
 @compile_nogil
-def _count_line_characters(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int
-) -> NDArray[np.int64]:
+def _count_line_characters(codes: UInt32s, classes: UInt8s, lines: int) -> Int64s:
     """Count visible characters, capitals, digits, words and length of each line: [5, lines]."""
     counts = np.empty((5, lines), np.int64)
     place = 0
@@ -85,7 +84,7 @@ def _count_line_characters(
 
 
 @functools.cache
-def _build_character_classes() -> NDArray[np.uint8]:
+def _build_character_classes() -> UInt8s:
     classes = np.zeros(_PLANES + 1, np.uint8)
     for code in range(_PLANES):
         sign = chr(code)
@@ -214,16 +213,16 @@ class RefinedWebLines(Settings):
 
 @compile_nogil
 def _apply_line_rules(
-    visible: NDArray[np.int64],
-    capitals: NDArray[np.int64],
-    digits: NDArray[np.int64],
-    words: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    visible: Int64s,
+    capitals: Int64s,
+    digits: Int64s,
+    words: Int64s,
+    lengths: Int64s,
     max_upper_case: float,
     numeric: bool,
     min_words: int,
     broken: NDArray[np.int8],
-) -> NDArray[np.int64]:
+) -> Int64s:
     """Fill `broken` except for the rule about counters; return the lines to check for that rule."""
     suspects = np.empty(len(broken), np.int64)
     count = 0

@@ -8,8 +8,8 @@ with as many equal signs.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int32s, Int64s, UInt16s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     BULLET,
@@ -29,20 +29,20 @@ _NEW_LINE = 10
 class Pieces(NamedTuple):
     """The lines, or the paragraphs, in order. Shapes: P pieces, D texts."""
 
-    starts_P: NDArray[np.int64]  # offsets in the batch, without the white space around the piece
-    ends_P: NDArray[np.int64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first piece of each text; the last entry is P
+    starts_P: Int64s  # offsets in the batch, without the white space around the piece
+    ends_P: Int64s
+    firsts_D1: Int64s  # [D + 1] the first piece of each text; the last entry is P
 
 
 class RepeatedPieces(NamedTuple):
     """Counts for each text."""
 
-    pieces: NDArray[np.int64]
-    characters: NDArray[np.int64]
-    duplicates: NDArray[np.int64]  # pieces equal to an earlier one
-    duplicate_characters: NDArray[np.int64]
+    pieces: Int64s
+    characters: Int64s
+    duplicates: Int64s  # pieces equal to an earlier one
+    duplicate_characters: Int64s
     # most consecutive equal pieces with the same indentation
-    longest_run: NDArray[np.int64]
+    longest_run: Int64s
 
 
 def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
@@ -71,12 +71,7 @@ def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
 
 @compile_nogil
 def _split_lines(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
+    codes: UInt32s, classes: UInt16s, texts: Int64s, starts: Int64s, ends: Int64s, firsts: Int64s
 ) -> None:
     """Split at white space: with a new line for lines, with two or more for paragraphs."""
     line = 0
@@ -108,7 +103,7 @@ def _split_lines(
 
 
 @compile_nogil
-def _count_indent(codes: NDArray[np.uint32], start: int, first: int) -> int:
+def _count_indent(codes: UInt32s, start: int, first: int) -> int:
     """Return the number of characters before `start` on its line; the text begins at `first`."""
     place = start
     while place > first and codes[place - 1] != _NEW_LINE:
@@ -118,15 +113,15 @@ def _count_indent(codes: NDArray[np.uint32], start: int, first: int) -> int:
 
 @compile_nogil
 def _count_repeated(
-    codes: NDArray[np.uint32],
-    text_starts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    found: NDArray[np.int64],
+    codes: UInt32s,
+    text_starts: Int64s,
+    starts: Int64s,
+    ends: Int64s,
+    firsts: Int64s,
+    keys: UInt64s,
+    stamps: Int64s,
+    counts: Int32s,
+    found: Int64s,
 ) -> None:
     for text in range(len(firsts) - 1):
         first = firsts[text]
@@ -167,10 +162,10 @@ _ELLIPSIS = 0x2026
 class LineEnds(NamedTuple):
     """Counts of lines of each text, by kind."""
 
-    bullets: NDArray[np.int64]  # lines that start with a bullet
-    ellipses: NDArray[np.int64]  # lines that end with "..." or "…"
-    terminals: NDArray[np.int64]  # lines that end with a mark such as ".", but not "..."
-    short: NDArray[np.int64]  # lines of at most SHORT_LINE characters
+    bullets: Int64s  # lines that start with a bullet
+    ellipses: Int64s  # lines that end with "..." or "…"
+    terminals: Int64s  # lines that end with a mark such as ".", but not "..."
+    short: Int64s  # lines of at most SHORT_LINE characters
 
 
 def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
@@ -181,7 +176,7 @@ def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
 
 
 @compile_nogil
-def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+def ends_in_dots(codes: UInt32s, start: int, end: int) -> bool:
     """Return whether the characters `start` to `end` end with "..."."""
     return (
         end - start >= 3
@@ -193,12 +188,7 @@ def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 @compile_nogil
 def _count_line_ends(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    found: NDArray[np.int64],
+    codes: UInt32s, classes: UInt16s, starts: Int64s, ends: Int64s, firsts: Int64s, found: Int64s
 ) -> None:
     for text in range(len(firsts) - 1):
         for line in range(firsts[text], firsts[text + 1]):

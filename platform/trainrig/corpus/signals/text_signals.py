@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import count_c4
 from trainrig.corpus.signals.line_signals import (
@@ -44,11 +45,11 @@ _ELLIPSIS = 0x2026
 class Marks(NamedTuple):
     """Counts for each text."""
 
-    symbols: NDArray[np.int64]  # characters of Unicode categories P and S
-    hashes: NDArray[np.int64]  # "#"
-    ellipses: NDArray[np.int64]  # "..." or "…"
-    new_lines: NDArray[np.int64]
-    curly_brackets: NDArray[np.int64]  # "{"
+    symbols: Int64s  # characters of Unicode categories P and S
+    hashes: Int64s  # "#"
+    ellipses: Int64s  # "..." or "…"
+    new_lines: Int64s
+    curly_brackets: Int64s  # "{"
 
 
 def count_marks(batch: TextBatch) -> Marks:
@@ -59,12 +60,7 @@ def count_marks(batch: TextBatch) -> Marks:
 
 
 @compile_nogil
-def _count_marks(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    found: NDArray[np.int64],
-) -> None:
+def _count_marks(codes: UInt32s, classes: UInt16s, starts: Int64s, found: Int64s) -> None:
     for text in range(len(starts) - 1):
         symbols = 0
         hashes = 0

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int32s, Int64s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     allocate_seen,
@@ -33,8 +33,8 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to 
 class Repetition(NamedTuple):
     """Characters of words in repeated n-grams, for each text."""
 
-    tops: NDArray[np.int64]  # [D, 3] in all occurrences of the most frequent n-gram, n = 2, 3, 4
-    duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that occurred before, n = 5 to 10
+    tops: Int64s  # [D, 3] in all occurrences of the most frequent n-gram, n = 2, 3, 4
+    duplicates: Int64s  # [D, 6] inside n-grams that occurred before, n = 5 to 10
 
 
 def measure_repetition(words: BatchWords) -> Repetition:
@@ -62,17 +62,17 @@ def measure_repetition(words: BatchWords) -> Repetition:
 
 @compile_nogil
 def _count_repetition(
-    hashes: NDArray[np.uint64],
-    before: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    positions: NDArray[np.int64],
-    places: NDArray[np.int64],
-    grams: NDArray[np.uint64],
-    tops: NDArray[np.int64],
-    duplicates: NDArray[np.int64],
+    hashes: UInt64s,
+    before: Int64s,
+    firsts: Int64s,
+    keys: UInt64s,
+    stamps: Int64s,
+    counts: Int32s,
+    positions: Int64s,
+    places: Int64s,
+    grams: UInt64s,
+    tops: Int64s,
+    duplicates: Int64s,
 ) -> None:
     generation = 0
     for text in range(len(firsts) - 1):
@@ -166,11 +166,11 @@ LANGUAGES = tuple(STOP_WORDS)
 class _StopWordTable(NamedTuple):
     """Hash table (open addressing): (language, word) → the word's number in its language, or -1."""
 
-    keys: NDArray[np.uint64]
-    numbers: NDArray[np.int64]
+    keys: UInt64s
+    numbers: Int64s
 
 
-def count_stop_words(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
+def count_stop_words(words: BatchWords, languages: Sequence[str]) -> Int64s:
     """Count the different stop words of its language in each text; 0 without a list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
     known = np.fromiter(
@@ -205,7 +205,7 @@ def _hash_key(word: np.uint64, language: int) -> np.uint64:
 
 
 @compile_nogil
-def _find_place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
+def _find_place(keys: UInt64s, numbers: Int64s, key: np.uint64) -> np.int64:
     place = np.int64(key & np.uint64(len(keys) - 1))
     while numbers[place] >= 0 and keys[place] != key:
         place = (place + 1) & (len(keys) - 1)
@@ -214,12 +214,7 @@ def _find_place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.ui
 
 @compile_nogil
 def _count_stop_words(
-    words: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    languages: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    numbers: NDArray[np.int64],
-    found: NDArray[np.int64],
+    words: UInt64s, firsts: Int64s, languages: Int64s, keys: UInt64s, numbers: Int64s, found: Int64s
 ) -> None:
     for text in range(len(languages)):
         if languages[text] < 0:

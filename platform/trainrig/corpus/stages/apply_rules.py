@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.filters import rule_verdicts
@@ -120,14 +120,14 @@ def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]
     return pa.concat_tables([empty, *chunks])
 
 
-def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:
+def read_first_broken(path_of: PathBuilder, split: str) -> Int64s:
     """Return the index of the first rule each document of the split breaks, or -1."""
     return load_arrays(path_of("verdicts", f"{split}.npz"))["first"]
 
 
 def read_verdicts(
     pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+) -> Iterator[tuple[pa.Table, Int64s]]:
     """Yield the rows of a split in chunks, with the index of the first rule each row breaks."""
     first = read_first_broken(path_of, split)
     at = 0
