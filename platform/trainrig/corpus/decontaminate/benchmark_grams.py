@@ -99,8 +99,7 @@ def find_hits(
     hits = Hits(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint32))
     powers = np.array([pow(int(_BASE), int(n), 2**64) for n in grams.orders], np.uint64)
     sums = np.empty(longest + 1, np.uint64)
-    found = (words.letters_L, words.ends_W, words.hashes_W, words.firsts_D1)
-    count = _find(*grams, words_B, *vocabulary, powers, *found, sums, numbers, *hits)
+    count = _find(grams, words_B, vocabulary, powers, words, sums, numbers, hits)
     hits = Hits(hits.texts[:count].copy(), hits.words[:count].copy(), hits.grams[:count].copy())
     ask_numbers(vocabulary, words, np.unique(hits.texts), numbers)
     return hits, numbers
@@ -185,30 +184,12 @@ def _fill(
 
 @compile_nogil
 def _count_known_words(
-    known_letters: UInt32s,
-    known_ends: Int64s,
-    known_hashes: UInt64s,
-    known_slots: UInt32s,
-    letters: UInt32s,
-    ends: Int64s,
-    hashes: UInt64s,
-    numbers: UInt32s,
-    first: int,
-    end: int,
+    vocabulary: WordNumbers, words: NormalisedWords, numbers: UInt32s, first: int, end: int
 ) -> int:
     """Return how many words from `first` on, before `end`, are known; store their numbers."""
     for place in range(first, end):
         if numbers[place] == NOT_ASKED:
-            numbers[place] = find_word_number(
-                known_letters,
-                known_ends,
-                known_hashes,
-                known_slots,
-                letters,
-                ends,
-                hashes,
-                place,
-            )
+            numbers[place] = find_word_number(vocabulary, words, place)
         if numbers[place] == UNKNOWN:
             return place - first
     return end - first
@@ -216,58 +197,40 @@ def _count_known_words(
 
 @compile_nogil
 def _find(
-    orders_B: UInt8s,
-    grams_B: UInt32s,
-    gram_firsts: Int64s,
-    gram_places: UInt32s,
-    orders: Int64s,
-    slots: UInt32s,
-    sieve: UInt64s,
-    benchmark_words: UInt32s,
-    known_letters: UInt32s,
-    known_ends: Int64s,
-    known_hashes: UInt64s,
-    known_slots: UInt32s,
+    grams: Grams,
+    words_B: UInt32s,
+    vocabulary: WordNumbers,
     powers: UInt64s,
-    letters: UInt32s,
-    ends: Int64s,
-    hashes: UInt64s,
-    firsts: Int64s,
+    words: NormalisedWords,
     sums: UInt64s,
     numbers: UInt32s,
-    hit_texts: Int64s,
-    hit_words: Int64s,
-    hit_grams: UInt32s,
+    hits: Hits,
 ) -> int:
+    """Write the n-grams that the texts contain to `hits`, and return their number."""
+    orders = grams.orders
+    slots = grams.slots
+    hashes = words.hashes_W
+    firsts = words.firsts_D1
     mask = np.int64(len(slots) - 1)
-    parts = np.uint64(len(sieve) - 1)
+    parts = np.uint64(len(grams.sieve) - 1)
     shortest = orders[0]
     longest = orders[-1]
     count = 0
     for text in range(len(firsts) - 1):
         first = firsts[text]
-        words = firsts[text + 1] - firsts[text]
+        length = firsts[text + 1] - first
         # Hashes of all words before each word: the hash of a run is the difference of two.
         sums[0] = 0
-        for word in range(words):
+        for word in range(length):
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
-        for word in range(words - shortest + 1):
+        for word in range(length - shortest + 1):
             key = mix_bits(sums[word + shortest] - sums[word] * powers[0])
             bits = _compute_bits(key)
-            if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
+            if grams.sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
-            known = _count_known_words(
-                known_letters,
-                known_ends,
-                known_hashes,
-                known_slots,
-                letters,
-                ends,
-                hashes,
-                numbers,
-                first + word,
-                min(first + word + longest, first + words),
-            )
+            begin = first + word
+            stop = min(begin + longest, first + length)
+            known = _count_known_words(vocabulary, words, numbers, begin, stop)
             for index in range(len(orders)):
                 order = orders[index]
                 if order > known:
@@ -276,13 +239,13 @@ def _find(
                 slot = np.int64(mix_bits(run + np.uint64(order)) & np.uint64(mask))
                 while slots[slot] != 0:
                     gram = np.int64(slots[slot]) - 1
-                    place = np.int64(gram_places[gram_firsts[gram]])
-                    if orders_B[place] == order and _are_equal(
-                        numbers, first + word, benchmark_words, place, order
+                    place = np.int64(grams.places[grams.firsts_G1[gram]])
+                    if grams.orders_B[place] == order and _are_equal(
+                        numbers, begin, words_B, place, order
                     ):
-                        hit_texts[count] = text
-                        hit_words[count] = first + word
-                        hit_grams[count] = gram
+                        hits.texts[count] = text
+                        hits.words[count] = begin
+                        hits.grams[count] = gram
                         count += 1
                         break
                     slot = (slot + 1) & mask

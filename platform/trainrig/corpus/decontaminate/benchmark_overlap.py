@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainrig.corpus.array_types import Bools, Int64s, UInt8s, UInt32s
+from trainrig.corpus.array_types import Bools, Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.decontaminate.benchmark_grams import Hits
+from trainrig.corpus.decontaminate.benchmark_grams import Grams, Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.decontamination_settings import BySize, Llama2, Llama3, PaLM
 from trainrig.corpus.signals.text_arrays import SHARE_STEPS, compute_shares
@@ -38,6 +38,39 @@ class OverlapSpans(NamedTuple):
     stops: Int64s
 
 
+class _Benchmarks(NamedTuple):
+    """The words of all benchmarks, and the n-grams that begin at them."""
+
+    grams: Grams
+    words_B: UInt32s
+    texts_B: UInt32s
+    ends_P: Int64s
+    examples_B: UInt32s
+    benchmarks_E: Int64s  # benchmark of each example
+    skips: int  # most positions of a match that may differ
+
+
+class _Document(NamedTuple):
+    """One document of a batch: its hits, and its words."""
+
+    number: int  # counts all documents from 1
+    hit_words: Int64s
+    hit_grams: UInt32s
+    numbers_W: UInt32s  # vocabulary numbers of the words of the batch
+    first: int  # its first word in the batch
+    end: int
+
+
+class _Stamps(NamedTuple):
+    """The last document that contained each word, example and n-gram, by its number."""
+
+    words_B: Int64s
+    grams_G: Int64s
+    examples_E: Int64s
+    units_E: Int64s  # units of the example in the stamped document
+    marks_B: Bools  # units that any document contained
+
+
 class BenchmarkOverlap:
     """Accumulator of the overlap of documents with benchmarks, fed batch by batch.
 
@@ -46,30 +79,42 @@ class BenchmarkOverlap:
 
     def __init__(self, index: Index, style: BySize) -> None:
         self._index = index
-        self._examples_B = index.examples_B
+        skips = style.skips if isinstance(style, Llama2) else 0
+        self._benchmarks = _Benchmarks(
+            index.grams,
+            index.words_B,
+            index.texts_B,
+            index.ends_P,
+            index.examples_B,
+            np.repeat(np.arange(len(index.names)), np.diff(index.firsts)),
+            skips,
+        )
         self._whole_words = not isinstance(style, PaLM)
-        self._skips = style.skips if isinstance(style, Llama2) else 0
         self._least_units_E = find_unit_thresholds(index, style)
-        # A stamp is the number of the last document that contained the word, example or n-gram.
-        # Numbers count all documents from 1.
-        self._stamps_B = np.zeros(len(index.words_B), np.int64)
-        self._stamps_E = np.zeros(len(index.lines_E), np.int64)
-        self._units_E = np.zeros(len(index.lines_E), np.int64)  # units in the stamped document
-        self._touched_E = np.empty(len(index.lines_E), np.int64)
-        grams = len(index.grams.firsts_G1) - 1
-        self._stamps_G = np.zeros(grams, np.int64)
-        self._benchmarks_E = np.repeat(np.arange(len(index.names)), np.diff(index.firsts))
+        words = len(index.words_B)
+        examples = len(index.lines_E)
+        self._stamps = _Stamps(
+            np.zeros(words, np.int64),
+            np.zeros(len(index.grams.firsts_G1) - 1, np.int64),
+            np.zeros(examples, np.int64),
+            np.zeros(examples, np.int64),
+            np.zeros(words, np.bool_),
+        )
+        self._touched_E = np.empty(examples, np.int64)
         self._documents = 0
-        self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document contained
+
+    @property
+    def marks_B(self) -> Bools:
+        """The units that any document contained."""
+        return self._stamps.marks_B
 
     def add(self, hits: Hits, numbers_W: UInt32s, firsts_D1: Int64s) -> OverlapSpans:
         """Add a batch of documents and return the spans that match dirty examples.
 
         `numbers_W` are the vocabulary numbers of the words; `firsts_D1` are offsets into it.
         """
-        index = self._index
         # This upper bound is generous, but untouched pages of memory are never allocated.
-        capacity = len(hits.texts) * len(index.names)
+        capacity = len(hits.texts) * len(self._index.names)
         documents, begins, stops = (np.empty(capacity, np.int64) for _ in range(3))
         spans = OverlapSpans(documents, np.empty(capacity, np.uint32), begins, stops)
         filled = 0
@@ -77,46 +122,24 @@ class BenchmarkOverlap:
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
             position = int(hits.texts[begin])
-            document = self._documents + position + 1
-            of_document = (
+            document = _Document(
+                self._documents + position + 1,
                 hits.words[begin:end],
                 hits.grams[begin:end],
-                index.grams.firsts_G1,
-                index.grams.places,
-                index.grams.orders_B,
-                index.words_B,
-                index.texts_B,
-                index.ends_P,
-                self._examples_B,
                 numbers_W,
                 int(firsts_D1[position]),
                 int(firsts_D1[position + 1]),
-                document,
             )
             count = _mark_overlap(
-                *of_document,
-                self._whole_words,
-                self._skips,
-                self._stamps_B,
-                self._stamps_G,
-                self._stamps_E,
-                self._units_E,
-                self._touched_E,
-                self.marks_B,
+                document, self._benchmarks, self._whole_words, self._stamps, self._touched_E
             )
             touched = np.sort(self._touched_E[:count])
-            dirty = touched[self._units_E[touched] >= self._least_units_E[touched]]
+            dirty = touched[self._stamps.units_E[touched] >= self._least_units_E[touched]]
             if not len(dirty):
                 continue
-            self._stamps_E[dirty] = -document  # the minus sign marks dirty examples
+            self._stamps.examples_E[dirty] = -document.number  # the minus sign marks dirty examples
             filled = _find_longest_spans(
-                *of_document,
-                self._skips,
-                self._stamps_E,
-                self._benchmarks_E,
-                position,
-                filled,
-                *spans,
+                document, self._benchmarks, self._stamps, position, filled, spans
             )
         self._documents += len(firsts_D1) - 1
         return OverlapSpans(
@@ -160,33 +183,28 @@ def find_unit_thresholds(index: Index, style: BySize) -> Int64s:
 
 @compile_nogil
 def _measure_span(
-    word: _Integer,
-    place: _Integer,
-    order: _Integer,
-    skips: int,
-    words_B: UInt32s,
-    texts_B: UInt32s,
-    ends_P: Int64s,
-    numbers: UInt32s,
-    first: int,
-    end: int,
+    word: _Integer, place: _Integer, order: _Integer, benchmarks: _Benchmarks, document: _Document
 ) -> _Integer:
     """Return the length in words of the match at `word` and `place`.
 
     With skips, a match extends to the right over up to `skips` different words. The result is then
     0 if the word before also matches, so the same match is not counted twice.
     """
+    skips = benchmarks.skips
     if skips == 0:
         return order
+    words_B = benchmarks.words_B
+    texts_B = benchmarks.texts_B
+    numbers = document.numbers_W
     text = texts_B[place]
     if (
-        word > first
+        word > document.first
         and place > 0
         and texts_B[place - 1] == text
         and numbers[word - 1] == words_B[place - 1]
     ):
         return 0
-    most = min(end - word, ends_P[text] - place)
+    most = min(document.end - word, benchmarks.ends_P[text] - place)
     length = order
     skipped = 0
     for offset in range(order, most):
@@ -201,119 +219,86 @@ def _measure_span(
 
 @compile_nogil
 def _mark_overlap(
-    hit_words: Int64s,
-    hit_grams: UInt32s,
-    gram_firsts: Int64s,
-    gram_places: UInt32s,
-    orders_B: UInt8s,
-    words_B: UInt32s,
-    texts_B: UInt32s,
-    ends_P: Int64s,
-    examples_B: UInt32s,
-    numbers: UInt32s,
-    first: int,
-    end: int,
-    document: int,
+    document: _Document,
+    benchmarks: _Benchmarks,
     whole_words: bool,
-    skips: int,
-    stamps_B: Int64s,
-    stamps_G: Int64s,
-    stamps_E: Int64s,
-    units_E: Int64s,
+    stamps: _Stamps,
     touched_E: Int64s,
-    marks_B: Bools,
 ) -> int:
     """Mark the units that one document contains, and return the number of examples it touches.
 
     The numbers of these examples are written to the start of `touched_E`.
     """
+    grams = benchmarks.grams
     touched = 0
-    for hit in range(len(hit_words)):
-        word = hit_words[hit]
-        gram = np.int64(hit_grams[hit])
-        if skips == 0:  # a repeated n-gram of the same document marks nothing new
-            if stamps_G[gram] == document:
+    for hit in range(len(document.hit_words)):
+        word = document.hit_words[hit]
+        gram = np.int64(document.hit_grams[hit])
+        if benchmarks.skips == 0:  # a repeated n-gram of the same document marks nothing new
+            if stamps.grams_G[gram] == document.number:
                 continue
-            stamps_G[gram] = document
-        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
-        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
-            place = np.int64(gram_places[index])
-            length = _measure_span(
-                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
-            )
+            stamps.grams_G[gram] = document.number
+        order = np.int64(grams.orders_B[grams.places[grams.firsts_G1[gram]]])
+        for index in range(grams.firsts_G1[gram], grams.firsts_G1[gram + 1]):
+            place = np.int64(grams.places[index])
+            length = _measure_span(word, place, order, benchmarks, document)
             if length == 0:
                 continue
-            example = np.int64(examples_B[place])
-            if stamps_E[example] != document:
-                stamps_E[example] = document
-                units_E[example] = 0
+            example = np.int64(benchmarks.examples_B[place])
+            if stamps.examples_E[example] != document.number:
+                stamps.examples_E[example] = document.number
+                stamps.units_E[example] = 0
                 touched_E[touched] = example
                 touched += 1
             if not whole_words:
                 length = 1
-            for offset in range(length):
-                if stamps_B[place + offset] == document:
+            for at in range(place, place + length):
+                if stamps.words_B[at] == document.number:
                     continue
-                if offset < order or numbers[word + offset] == words_B[place + offset]:
-                    stamps_B[place + offset] = document
-                    marks_B[place + offset] = True
-                    units_E[example] += 1
+                found = document.numbers_W[word + at - place]
+                if at < place + order or found == benchmarks.words_B[at]:
+                    stamps.words_B[at] = document.number
+                    stamps.marks_B[at] = True
+                    stamps.units_E[example] += 1
     return touched
 
 
 @compile_nogil
 def _find_longest_spans(
-    hit_words: Int64s,
-    hit_grams: UInt32s,
-    gram_firsts: Int64s,
-    gram_places: UInt32s,
-    orders_B: UInt8s,
-    words_B: UInt32s,
-    texts_B: UInt32s,
-    ends_P: Int64s,
-    examples_B: UInt32s,
-    numbers: UInt32s,
-    first: int,
-    end: int,
-    document: int,
-    skips: int,
-    stamps_E: Int64s,
-    benchmarks_E: Int64s,
+    document: _Document,
+    benchmarks: _Benchmarks,
+    stamps: _Stamps,
     position: int,
     filled: int,
-    documents: Int64s,
-    examples: UInt32s,
-    begins: Int64s,
-    stops: Int64s,
+    spans: OverlapSpans,
 ) -> int:
     """Record the longest match with a dirty example, at each hit and for each benchmark.
 
-    The matches of one document are appended to `documents`, `examples`, `begins` and `stops`, which
-    hold `filled` entries. Returns the new number of entries.
+    The matches of one document are appended to `spans`, which hold `filled` entries. Returns the
+    new number of entries.
     """
-    for hit in range(len(hit_words)):
-        word = hit_words[hit]
-        gram = np.int64(hit_grams[hit])
-        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
+    grams = benchmarks.grams
+    for hit in range(len(document.hit_words)):
+        word = document.hit_words[hit]
+        gram = np.int64(document.hit_grams[hit])
+        order = np.int64(grams.orders_B[grams.places[grams.firsts_G1[gram]]])
         last_benchmark = np.int64(-1)  # places ascend, so benchmarks ascend too
-        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
-            place = np.int64(gram_places[index])
-            example = np.int64(examples_B[place])
-            if stamps_E[example] != -document:
+        for index in range(grams.firsts_G1[gram], grams.firsts_G1[gram + 1]):
+            place = np.int64(grams.places[index])
+            example = np.int64(benchmarks.examples_B[place])
+            if stamps.examples_E[example] != -document.number:
                 continue
-            length = _measure_span(
-                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
-            )
+            length = _measure_span(word, place, order, benchmarks, document)
             if length == 0:
                 continue
-            if benchmarks_E[example] != last_benchmark:
-                last_benchmark = benchmarks_E[example]
-                documents[filled] = position
-                examples[filled] = example
-                begins[filled] = word
-                stops[filled] = word + length
+            if benchmarks.benchmarks_E[example] != last_benchmark:
+                last_benchmark = benchmarks.benchmarks_E[example]
+                spans.documents[filled] = position
+                spans.examples[filled] = example
+                spans.begins[filled] = word
+                spans.stops[filled] = word + length
                 filled += 1
-            elif word + length > stops[filled - 1]:
-                examples[filled - 1] = example
-                stops[filled - 1] = word + length
+            elif word + length > spans.stops[filled - 1]:
+                spans.examples[filled - 1] = example
+                spans.stops[filled - 1] = word + length
     return filled

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s, UInt64s
+from trainrig.corpus.array_types import Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     CAPITAL_I_WITH_DOT,
@@ -25,6 +25,7 @@ from trainrig.corpus.signals.text_arrays import (
     SEED,
     SPACE,
     SYMBOL,
+    TextBatch,
     build_batch,
     build_character_tables,
     compute_table_size,
@@ -59,7 +60,8 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     firsts = np.zeros(len(texts) + 1, np.int64)
     lower = build_character_tables().lower
     sigmas = _lower_sigmas(texts)
-    _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
+    found = NormalisedWords(letters, ends, hashes, begins, stops, firsts)
+    _split_normal_words(batch, lower, sigmas, found)
     count = int(firsts[-1])
     return NormalisedWords(
         letters[: int(ends[count - 1]) if count else 0],
@@ -89,19 +91,11 @@ def _lower_sigmas(texts: Sequence[str]) -> UInt32s:
 
 @compile_nogil
 def _split_normal_words(
-    codes: UInt32s,
-    classes: UInt16s,
-    starts: Int64s,
-    lower: UInt32s,
-    sigmas: UInt32s,
-    letters: UInt32s,
-    ends: Int64s,
-    hashes: UInt64s,
-    begins: Int64s,
-    stops: Int64s,
-    firsts: Int64s,
+    batch: TextBatch, lower: UInt32s, sigmas: UInt32s, found: NormalisedWords
 ) -> None:
-    """Fill the arrays of NormalisedWords, from `letters` on, with the words of all texts."""
+    """Fill the arrays of `found` with the words of all texts."""
+    codes, classes, starts = batch
+    letters, ends, hashes, begins, stops, firsts = found
     word = letter = sigma = 0
     for text in range(len(starts) - 1):
         start = starts[text]
@@ -167,21 +161,6 @@ def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, UInt32s]:
     return WordNumbers(together, np.cumsum(ends - begins), hashes, slots), numbers
 
 
-def ask_numbers(
-    vocabulary: WordNumbers, words: NormalisedWords, texts: Int64s, numbers_W: UInt32s
-) -> None:
-    """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
-    _ask(
-        *vocabulary,
-        words.letters_L,
-        words.ends_W,
-        words.hashes_W,
-        words.firsts_D1,
-        texts,
-        numbers_W,
-    )
-
-
 @compile_nogil
 def _are_equal(
     left: UInt32s, begin: int, end: int, right: UInt32s, other_begin: int, other_end: int
@@ -235,17 +214,12 @@ def _fill(hashes: UInt64s, slots: UInt32s) -> None:
 
 
 @compile_nogil
-def find_word_number(
-    known_letters: UInt32s,
-    known_ends: Int64s,
-    known_hashes: UInt64s,
-    slots: UInt32s,
-    letters: UInt32s,
-    ends: Int64s,
-    hashes: UInt64s,
-    word: int,
-) -> np.uint32:
+def find_word_number(known: WordNumbers, words: NormalisedWords, word: int) -> np.uint32:
     """Return the number of one word, or UNKNOWN, for callers that look up few words."""
+    known_letters, known_ends, known_hashes, slots = known
+    letters = words.letters_L
+    ends = words.ends_W
+    hashes = words.hashes_W
     mask = np.int64(len(slots) - 1)
     begin = ends[word - 1] if word > 0 else 0
     slot = np.int64(hashes[word] & np.uint64(mask))
@@ -261,21 +235,11 @@ def find_word_number(
 
 
 @compile_nogil
-def _ask(
-    known_letters: UInt32s,
-    known_ends: Int64s,
-    known_hashes: UInt64s,
-    slots: UInt32s,
-    letters: UInt32s,
-    ends: Int64s,
-    hashes: UInt64s,
-    firsts: Int64s,
-    texts: Int64s,
-    numbers: UInt32s,
+def ask_numbers(
+    vocabulary: WordNumbers, words: NormalisedWords, texts: Int64s, numbers_W: UInt32s
 ) -> None:
+    """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
     for text in texts:
-        for word in range(firsts[text], firsts[text + 1]):
-            if numbers[word] == NOT_ASKED:
-                numbers[word] = find_word_number(
-                    known_letters, known_ends, known_hashes, slots, letters, ends, hashes, word
-                )
+        for word in range(words.firsts_D1[text], words.firsts_D1[text + 1]):
+            if numbers_W[word] == NOT_ASKED:
+                numbers_W[word] = find_word_number(vocabulary, words, word)

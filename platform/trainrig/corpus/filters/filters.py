@@ -22,50 +22,24 @@ from pydantic import AfterValidator, Field, field_validator
 from trainrig.config import suggest_choice
 from trainrig.corpus.array_types import Bools
 from trainrig.corpus.filters.filter_settings import FilterSettings
-from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
-from trainrig.corpus.filters.page_kind_rules import PageKind
-from trainrig.corpus.filters.permission_rules import License, OptOut
-from trainrig.corpus.filters.published_rules import (
-    C4,
-    PREFIX,
-    FineWeb,
-    GopherQuality,
-    GopherRepetition,
-    RefinedWeb,
-    Url,
-)
+from trainrig.corpus.filters.general_rules import Language as Language
+from trainrig.corpus.filters.general_rules import Length as Length
+from trainrig.corpus.filters.general_rules import RepeatedLines as RepeatedLines
+from trainrig.corpus.filters.general_rules import Score as Score
+from trainrig.corpus.filters.general_rules import Symbols as Symbols
+from trainrig.corpus.filters.page_kind_rules import PageKind as PageKind
+from trainrig.corpus.filters.permission_rules import License as License
+from trainrig.corpus.filters.permission_rules import OptOut as OptOut
+from trainrig.corpus.filters.published_rules import C4 as C4
+from trainrig.corpus.filters.published_rules import PREFIX
+from trainrig.corpus.filters.published_rules import FineWeb as FineWeb
+from trainrig.corpus.filters.published_rules import GopherQuality as GopherQuality
+from trainrig.corpus.filters.published_rules import GopherRepetition as GopherRepetition
+from trainrig.corpus.filters.published_rules import RefinedWeb as RefinedWeb
+from trainrig.corpus.filters.published_rules import Url as Url
 from trainrig.corpus.filters.rule_verdicts import list_rules
 from trainrig.corpus.limits import PAGE_KIND, Among, Columns
 from trainrig.corpus.models.language_id import list_language_codes
-
-__all__ = [
-    "C4",
-    "PRESET_NAMES",
-    "TEXT_COLUMNS",
-    "Filter",
-    "Filters",
-    "FineWeb",
-    "GopherQuality",
-    "GopherRepetition",
-    "Language",
-    "Length",
-    "License",
-    "OptOut",
-    "PageKind",
-    "Preset",
-    "PresetFilter",
-    "RefinedWeb",
-    "RepeatedLines",
-    "Score",
-    "Symbols",
-    "Url",
-    "find_bounded_text",
-    "find_broken_rules",
-    "find_first_broken_rule",
-    "list_read_columns",
-    "need_datatrove",
-]
-
 
 PRESET_NAMES = (
     "c4-datatrove",

@@ -51,7 +51,7 @@ def compute_evidence(features: Features, weights_B: Weights, words: int) -> Floa
     N-grams have up to `words` words. The result is NaN for a text without words.
     """
     found = np.full(len(features.firsts_D1) - 1, np.nan)
-    _fill_evidence(*features, weights_B, words, found)
+    _fill_evidence(features, weights_B, words, found)
     return found
 
 
@@ -76,7 +76,7 @@ def learn(
     for epoch in range(epochs):
         rates = rate * (1 - (epoch * count + np.arange(count)) / (epochs * count))
         order = draw.permutation(count)
-        _learn(*features, labels_D, order, rates, words, weights, squares)
+        _learn(features, labels_D, order, rates, words, weights, squares)
     return weights
 
 
@@ -103,9 +103,8 @@ def _sum_evidence(
 
 
 @compile_nogil
-def _fill_evidence(
-    hashes: UInt64s, firsts: Int64s, weights: Weights, words: int, found: Float64s
-) -> None:
+def _fill_evidence(features: Features, weights: Weights, words: int, found: Float64s) -> None:
+    hashes, firsts = features
     for text in range(len(found)):
         end = min(firsts[text + 1], firsts[text] + LONGEST)
         total, count = _sum_evidence(hashes, firsts[text], end, weights, words)
@@ -115,8 +114,7 @@ def _fill_evidence(
 
 @compile_nogil
 def _learn(
-    hashes: UInt64s,
-    firsts: Int64s,
+    features: Features,
     labels: Bools,
     order: Int64s,
     rates: Float64s,
@@ -124,6 +122,7 @@ def _learn(
     weights: Weights,
     squares: Weights,
 ) -> None:
+    hashes, firsts = features
     for step in range(len(order)):
         text = order[step]
         begin = firsts[text]

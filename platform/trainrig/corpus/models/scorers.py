@@ -22,20 +22,9 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models.classifier import ClassifierModel
-from trainrig.corpus.models.language_model import Perplexity
+from trainrig.corpus.models.language_model import Perplexity as Perplexity
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.errors import DataError
-
-__all__ = [
-    "ANY_LANGUAGE",
-    "BadWords",
-    "Classifier",
-    "Perplexity",
-    "Scorer",
-    "WordList",
-    "read_entries",
-]
-
 
 ANY_LANGUAGE = ""  # key of the list for all languages without their own
 # A word, or a sign that may be part of an entry ("f*ck"); white space only separates them.

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s
+from trainrig.corpus.array_types import Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import (
     JAVASCRIPT,
@@ -112,7 +112,7 @@ class C4Lines(Settings):
         )
         kept = TextBatch(*map(np.empty_like, batch))
         counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
-        _apply_rules(*batch, build_character_tables().lower, rules, *kept, counts)
+        _apply_rules(batch, build_character_tables().lower, rules, kept, counts)
         end = kept.starts_D1[-1]
         return TextBatch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
 
@@ -133,16 +133,10 @@ _LONG, _UNENDED, _FEW, _JAVASCRIPT, _POLICY, _LOREM, _CURLY, _CITED = range(8)
 
 @compile_nogil
 def _apply_rules(
-    codes: UInt32s,
-    classes: UInt16s,
-    texts: Int64s,
-    lower: UInt32s,
-    rules: _Rules,
-    kept_codes: UInt32s,
-    kept_classes: UInt16s,
-    kept_texts: Int64s,
-    counts: Int64s,
+    batch: TextBatch, lower: UInt32s, rules: _Rules, kept: TextBatch, counts: Int64s
 ) -> None:
+    codes, classes, texts = batch
+    kept_codes, kept_classes, kept_texts = kept
     to = 0
     kept_texts[0] = 0
     for text in range(len(texts) - 1):

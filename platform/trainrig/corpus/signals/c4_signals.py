@@ -264,14 +264,13 @@ class C4Counts(NamedTuple):
 def count_c4(batch: TextBatch) -> C4Counts:
     """Count the sentences on lines that C4 keeps, and lines with "lorem ipsum"."""
     found = np.zeros((len(C4Counts._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_kept_lines(*batch, build_character_tables().lower, found)
+    _count_kept_lines(batch, build_character_tables().lower, found)
     return C4Counts(*found)
 
 
 @compile_nogil
-def _count_kept_lines(
-    codes: UInt32s, classes: UInt16s, texts: Int64s, lower: UInt32s, found: Int64s
-) -> None:
+def _count_kept_lines(batch: TextBatch, lower: UInt32s, found: Int64s) -> None:
+    codes, classes, texts = batch
     for text in range(len(texts) - 1):
         place = texts[text]
         speaks = may_have_phrases(codes, place, texts[text + 1])

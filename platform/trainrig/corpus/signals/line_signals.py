@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainrig.corpus.array_types import Int32s, Int64s, UInt16s, UInt32s, UInt64s
+from trainrig.corpus.array_types import Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     BULLET,
     DASH,
     SPACE,
     TERMINAL,
+    Seen,
     TextBatch,
     allocate_seen,
     compute_table_size,
@@ -52,7 +53,7 @@ def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     starts = np.empty((2, room), np.int64)
     ends = np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
-    _split_lines(*batch, starts, ends, firsts)
+    _split_lines(batch, starts, ends, firsts)
     lines, paragraphs = (
         Pieces(starts[kind, : firsts[kind, -1]], ends[kind, : firsts[kind, -1]], firsts[kind])
         for kind in range(2)
@@ -65,15 +66,14 @@ def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
-    _count_repeated(batch.codes_C, batch.starts_D1, *pieces, *table, found)
+    _count_repeated(batch, pieces, table, found)
     return RepeatedPieces(*found)
 
 
 @compile_nogil
-def _split_lines(
-    codes: UInt32s, classes: UInt16s, texts: Int64s, starts: Int64s, ends: Int64s, firsts: Int64s
-) -> None:
+def _split_lines(batch: TextBatch, starts: Int64s, ends: Int64s, firsts: Int64s) -> None:
     """Split at white space: with a new line for lines, with two or more for paragraphs."""
+    codes, classes, texts = batch
     line = 0
     paragraph = 0
     for text in range(len(texts) - 1):
@@ -112,17 +112,9 @@ def _count_indent(codes: UInt32s, start: int, first: int) -> int:
 
 
 @compile_nogil
-def _count_repeated(
-    codes: UInt32s,
-    text_starts: Int64s,
-    starts: Int64s,
-    ends: Int64s,
-    firsts: Int64s,
-    keys: UInt64s,
-    stamps: Int64s,
-    counts: Int32s,
-    found: Int64s,
-) -> None:
+def _count_repeated(batch: TextBatch, pieces: Pieces, table: Seen, found: Int64s) -> None:
+    codes = batch.codes_C
+    starts, ends, firsts = pieces
     for text in range(len(firsts) - 1):
         first = firsts[text]
         end = firsts[text + 1]
@@ -137,14 +129,14 @@ def _count_repeated(
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
             key = hash_characters(codes, starts[piece], ends[piece])
-            indent = _count_indent(codes, starts[piece], text_starts[text])
+            indent = _count_indent(codes, starts[piece], batch.starts_D1[text])
             run = run + 1 if key == before and indent == indent_before and run > 0 else 1
             before = key
             indent_before = indent
             longest = max(longest, run)
             characters += length
-            place = count_again(keys, stamps, counts, text + 1, size, key)
-            if counts[place] > 1:
+            place = count_again(table, text + 1, size, key)
+            if table.counts[place] > 1:
                 duplicates += 1
                 duplicate_characters += length
         found[0, text] = end - first
@@ -171,7 +163,7 @@ class LineEnds(NamedTuple):
 def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
     """Count the lines of each text by kind."""
     found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_line_ends(batch.codes_C, batch.classes_C, *lines, found)
+    _count_line_ends(batch, lines, found)
     return LineEnds(*found)
 
 
@@ -187,9 +179,10 @@ def ends_in_dots(codes: UInt32s, start: int, end: int) -> bool:
 
 
 @compile_nogil
-def _count_line_ends(
-    codes: UInt32s, classes: UInt16s, starts: Int64s, ends: Int64s, firsts: Int64s, found: Int64s
-) -> None:
+def _count_line_ends(batch: TextBatch, lines: Pieces, found: Int64s) -> None:
+    codes = batch.codes_C
+    classes = batch.classes_C
+    starts, ends, firsts = lines
     for text in range(len(firsts) - 1):
         for line in range(firsts[text], firsts[text + 1]):
             start = starts[line]

@@ -200,10 +200,9 @@ def hash_characters(codes: UInt32s, start: int, end: int) -> np.uint64:
 
 
 @compile_nogil
-def count_again(
-    keys: UInt64s, stamps: Int64s, counts: Int32s, generation: int, size: int, key: np.uint64
-) -> np.int64:
+def count_again(table: Seen, generation: int, size: int, key: np.uint64) -> np.int64:
     """Increment the count of `key`, 1 if it is new; return its slot among the first `size`."""
+    keys, stamps, counts = table
     place = np.int64(key & np.uint64(size - 1))
     while stamps[place] == generation and keys[place] != key:
         place = (place + 1) & (size - 1)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import count_c4
 from trainrig.corpus.signals.line_signals import (
@@ -55,12 +55,13 @@ class Marks(NamedTuple):
 def count_marks(batch: TextBatch) -> Marks:
     """Count the signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_marks(*batch, found)
+    _count_marks(batch, found)
     return Marks(*found)
 
 
 @compile_nogil
-def _count_marks(codes: UInt32s, classes: UInt16s, starts: Int64s, found: Int64s) -> None:
+def _count_marks(batch: TextBatch, found: Int64s) -> None:
+    codes, classes, starts = batch
     for text in range(len(starts) - 1):
         symbols = 0
         hashes = 0

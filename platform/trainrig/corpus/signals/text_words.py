@@ -93,24 +93,16 @@ def split_words(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     unspaced = are_unspaced(languages)
     lower = build_character_tables().lower
-    _split_text_words(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
+    words = BatchWords(hashes, before, ends, lettered, firsts)
+    _split_text_words(batch, lower, unspaced, words)
     count = int(firsts[-1])
     return BatchWords(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
 
 
 @compile_nogil
-def _split_text_words(
-    codes: UInt32s,
-    classes: UInt16s,
-    starts: Int64s,
-    lower: UInt32s,
-    unspaced: Bools,
-    hashes: UInt64s,
-    before: Int64s,
-    ends: Int64s,
-    lettered: Bools,
-    firsts: Int64s,
-) -> None:
+def _split_text_words(batch: TextBatch, lower: UInt32s, unspaced: Bools, words: BatchWords) -> None:
+    codes, classes, starts = batch
+    hashes, before, ends, lettered, firsts = words
     word = 0
     for text in range(len(starts) - 1):
         start = starts[text]

@@ -223,15 +223,7 @@ def hash_texts(texts: NormalisedTexts) -> UInt8s:
     folded = np.empty(_estimate_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
     unsettled = np.empty(len(ends), np.bool_)
-    _fold(
-        texts.data,
-        texts.starts,
-        build_letter_table(),
-        _build_ascii_table(),
-        folded,
-        ends,
-        unsettled,
-    )
+    _fold(texts, build_letter_table(), _build_ascii_table(), folded, ends, unsettled)
     digests = []
     start = 0
     whole = folded.data
@@ -263,8 +255,7 @@ def _build_ascii_table() -> UInt8s:
 
 @compile_nogil
 def _fold(
-    data: UInt8s,
-    starts: Int64s,
+    texts: NormalisedTexts,
     table: UInt32s,
     ascii_table: UInt8s,
     folded: UInt8s,
@@ -272,6 +263,7 @@ def _fold(
     unsettled: Bools,
 ) -> None:
     """Write the texts in lower case with single spaces, and flag texts that NFC may change."""
+    data, starts = texts
     filled = 0
     for text in range(len(ends)):
         first = filled

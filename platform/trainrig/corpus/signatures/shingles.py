@@ -61,16 +61,7 @@ def shingle_texts(texts: NormalisedTexts, words: int) -> tuple[UInt32s, Int64s]:
     longest = int(lengths.max(initial=0)) // 2 + 2  # a hash may be written before it is dropped
     hashes = np.empty(longest, np.uint64)
     ends = np.empty(len(lengths), np.int64)
-    _shingle(
-        texts.data,
-        texts.starts,
-        build_letter_table(),
-        _build_ascii_table(),
-        words,
-        hashes,
-        found,
-        ends,
-    )
+    _shingle(texts, build_letter_table(), _build_ascii_table(), words, hashes, found, ends)
     begin = 0
     for end in ends.tolist():  # numpy sorts vectorised: a third of a compiled loop's time
         found[begin:end].sort()
@@ -95,8 +86,7 @@ def finalise_hash(value: np.uint64) -> np.uint64:
 
 @compile_nogil
 def _shingle(
-    data: UInt8s,
-    starts: Int64s,
+    texts: NormalisedTexts,
     table: UInt32s,
     ascii_table: UInt8s,
     words: int,
@@ -105,6 +95,7 @@ def _shingle(
     ends: Int64s,
 ) -> None:
     """Write the shingles of each text in text order, and the end of each text's shingles."""
+    data, starts = texts
     filled = 0
     for text in range(len(ends)):
         here = data[starts[text] : starts[text + 1]]
