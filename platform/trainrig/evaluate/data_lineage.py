@@ -82,9 +82,9 @@ def trace_lineage(path: str, search: Iterable[str] = (), verify: bool = False) -
     from its manifest.
     """
     resolved = storage.make_absolute(checkpoint.resolve(path))
-    catalogue = _Catalogue([_find_parent(find_run_folder(resolved)), *search])
+    catalogue = _Catalogue([_find_parent(find_run_folder(resolved)), *search], verify)
     key = checkpoint.compute_content_key(resolved)
-    return _describe_checkpoint("checkpoint", key, resolved, catalogue, verify, frozenset())
+    return _describe_checkpoint("checkpoint", key, resolved, catalogue, frozenset())
 
 
 def find_run_folder(resolved: str) -> str:
@@ -100,7 +100,8 @@ def _find_parent(folder: str) -> str:
 class _Catalogue:
     """The folders of stages that were found, by the fingerprint of their contents."""
 
-    def __init__(self, places: Iterable[str]) -> None:
+    def __init__(self, places: Iterable[str], verify: bool) -> None:
+        self.verify = verify  # True if the files of what is found are read and compared
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
         self._runs: list[str] = []  # folders with checkpoints, of which the newest were added
@@ -179,8 +180,8 @@ class _Catalogue:
         return self._licences[made.content]
 
     def verify_once(self, place: str, verify: Callable[[], None]) -> None:
-        """Call `verify` for a folder or checkpoint, but not a second time."""
-        if place not in self._verified:
+        """Call `verify` for a folder or checkpoint if files are verified, but only one time."""
+        if self.verify and place not in self._verified:
             verify()
             self._verified.add(place)
 
@@ -214,11 +215,10 @@ class _Catalogue:
 
 
 def _describe_checkpoint(
-    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
+    role: str, key: str, resolved: str, catalogue: _Catalogue, above: frozenset[str]
 ) -> LineageNode:
     """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
-    if verify:
-        catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
+    catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
     folder = find_run_folder(resolved)
     catalogue.add_paths(folder)
     try:
@@ -226,19 +226,19 @@ def _describe_checkpoint(
     except DataError:
         claim = None
     if claim is None:
-        return _describe_model(role, key, resolved, catalogue, verify, above)
+        return _describe_model(role, key, resolved, catalogue, above)
     made = manifest.find_manifest(folder)
-    return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
+    return _build_node(role, key, resolved, claim, made, catalogue, above)
 
 
 def _describe_model(
-    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
+    role: str, key: str, resolved: str, catalogue: _Catalogue, above: frozenset[str]
 ) -> LineageNode:
     """Describe a model that no run made, with the checkpoints that it was made from."""
     folder = find_run_folder(resolved)
     record = read_parents(folder)
     if record is None:
-        return LineageNode(role, key, resolved, verified=verify)
+        return LineageNode(role, key, resolved, verified=catalogue.verify)
     catalogue.add_parents(record, folder)
     return LineageNode(
         role=role,
@@ -246,10 +246,10 @@ def _describe_model(
         folder=resolved,
         stage=record.verb,
         trainrig=record.trainrig,
-        verified=verify,
+        verified=catalogue.verify,
         versions={"trainrig": record.trainrig},
         inputs=tuple(
-            _describe_input(parent.role, parent.content, catalogue, verify, above | {key})
+            _describe_input(parent.role, parent.content, catalogue, above | {key})
             for parent in record.parents
         ),
     )
@@ -261,34 +261,33 @@ def _verify_checkpoint(resolved: str) -> None:
 
 
 def _describe_input(
-    role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
+    role: str, fingerprint: str, catalogue: _Catalogue, above: frozenset[str]
 ) -> LineageNode:
     lost = LineageNode(role, fingerprint, None)
     if fingerprint in above:  # no stage reads its own output; a damaged folder may say so
         return lost
     try:
         found = catalogue.describe_once(
-            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, verify, above)
+            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, above)
         )
     except DataError:  # a damaged input; the checkpoint itself can be used without it
-        if verify:
+        if catalogue.verify:
             raise
         return lost
     return replace(found, role=role) if found else lost
 
 
 def _describe_found(
-    role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
+    role: str, fingerprint: str, catalogue: _Catalogue, above: frozenset[str]
 ) -> LineageNode | None:
     if resolved := catalogue.find_checkpoint(fingerprint):
-        return _describe_checkpoint(role, fingerprint, resolved, catalogue, verify, above)
+        return _describe_checkpoint(role, fingerprint, resolved, catalogue, above)
     folder = catalogue.find_folder(fingerprint)
     if folder is None:
         return None
     made = manifest.read_manifest(folder)
-    if verify:
-        catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
-    return _build_node(role, fingerprint, folder, made, made, catalogue, verify, above)
+    catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
+    return _build_node(role, fingerprint, folder, made, made, catalogue, above)
 
 
 def _build_node(
@@ -298,7 +297,6 @@ def _build_node(
     claim: Claim,
     made: Manifest | None,
     catalogue: _Catalogue,
-    verify: bool,
     above: frozenset[str],
 ) -> LineageNode:
     counts = dict(made.counts) if made else {}
@@ -310,12 +308,12 @@ def _build_node(
         folder=folder,
         stage=claim.stage,
         trainrig=claim.environment.get("trainrig"),
-        verified=verify,
+        verified=catalogue.verify,
         counts={name: counts[name] for name in (*TOLD_COUNTS, LICENCES) if name in counts},
         settings=_choose_settings(claim),
         versions=claim.environment,
         inputs=tuple(
-            _describe_input(name, content, catalogue, verify, above | {fingerprint})
+            _describe_input(name, content, catalogue, above | {fingerprint})
             for name, content in sorted(claim.inputs.items())
         ),
     )

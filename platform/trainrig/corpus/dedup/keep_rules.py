@@ -39,15 +39,19 @@ class KeepFeatures:
         return len(self.characters)
 
 
-class Longest(Settings):
-    """Keep the document with the longest text, in characters."""
-
-    kind: Literal["Longest"] = "Longest"
+class _KeepRule(Settings):
+    """Base of the rules."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the stored columns that the rule reads."""
         return ()
+
+
+class Longest(_KeepRule):
+    """Keep the document with the longest text, in characters."""
+
+    kind: Literal["Longest"] = "Longest"
 
     def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
@@ -55,7 +59,7 @@ class Longest(Settings):
         return np.asarray(short_by, np.uint64)
 
 
-class ContentHash(Settings):
+class ContentHash(_KeepRule):
     """Keep the document whose text has the lowest digest: a random but reproducible choice.
 
     Other tools call this "the first by hash".
@@ -63,18 +67,13 @@ class ContentHash(Settings):
 
     kind: Literal["ContentHash"] = "ContentHash"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the stored columns that the rule reads."""
-        return ()
-
     def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         first = np.ascontiguousarray(documents.digests[:, :8]).view(">u8").reshape(-1)
         return first.astype(np.uint64) >> np.uint64(64 - RANKS_BITS)
 
 
-class BestSignal(Settings):
+class BestSignal(_KeepRule):
     """Keep the document with the highest (or lowest) value of a stored column, as float32.
 
     A document without a value comes last. The column is any signal, count or score that the run
@@ -100,7 +99,7 @@ class BestSignal(Settings):
         return np.where(np.isnan(values), np.uint64(WORST), rising)
 
 
-class Earliest(Settings):
+class Earliest(_KeepRule):
     """Keep the document that was fetched first, or whose crawl or source is listed first.
 
     `by = "date"` compares the column `date` to the second; a document without a date comes last.
@@ -124,7 +123,7 @@ class Earliest(Settings):
         return np.array([_parse_seconds(date) for date in documents.columns["date"]], np.uint64)
 
 
-class SourcePriority(Settings):
+class SourcePriority(_KeepRule):
     """Keep the document of the source listed first, then by the rule `next`.
 
     Sources that are not listed come after those that are.

@@ -1,7 +1,7 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules`, `permission_rules` or `published_rules` and add it to
+write its class in `general_rules` or `published_rules` and add it to
 `_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
@@ -21,15 +21,15 @@ from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import suggest_choice
 from trainrig.corpus.array_types import Bools
-from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.filters.general_rules import FilterSettings
 from trainrig.corpus.filters.general_rules import Language as Language
 from trainrig.corpus.filters.general_rules import Length as Length
+from trainrig.corpus.filters.general_rules import License as License
+from trainrig.corpus.filters.general_rules import OptOut as OptOut
+from trainrig.corpus.filters.general_rules import PageKind as PageKind
 from trainrig.corpus.filters.general_rules import RepeatedLines as RepeatedLines
 from trainrig.corpus.filters.general_rules import Score as Score
 from trainrig.corpus.filters.general_rules import Symbols as Symbols
-from trainrig.corpus.filters.page_kind_rules import PageKind as PageKind
-from trainrig.corpus.filters.permission_rules import License as License
-from trainrig.corpus.filters.permission_rules import OptOut as OptOut
 from trainrig.corpus.filters.published_rules import C4 as C4
 from trainrig.corpus.filters.published_rules import PREFIX
 from trainrig.corpus.filters.published_rules import FineWeb as FineWeb

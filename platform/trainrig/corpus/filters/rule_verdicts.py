@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainrig.corpus.array_types import Bools, Float64s, Int64s
-from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.filters.general_rules import FilterSettings
 from trainrig.corpus.limits import (
     LANGUAGE,
     PAGE_KIND,
@@ -181,31 +181,22 @@ def choose_edges(is_integer: bool) -> Float64s:
     return INTEGER_EDGES if is_integer else EDGES
 
 
-@dataclass(frozen=True)
-class WipedOut:
-    """A step that dropped too large a share of a source."""
-
-    source: str
-    step: str  # a rule, or a kind of deduplication
-    dropped: int
-    documents: int  # documents that reached the step
-
-
 def find_wiped_out(
-    dropped: Mapping[str, int], documents: int, source: str, share: float, least: int
-) -> WipedOut | None:
+    dropped: Mapping[str, int], documents: int, share: float, least: int
+) -> tuple[str, int, int] | None:
     """Find the first step that dropped more than `share` of the documents that reached it.
+
+    Returns the step, and how many documents it dropped of how many, or None.
 
     Args:
         dropped: documents dropped first by each step, in the order of the steps.
         documents: number of documents that reached the first step.
-        source: name of the source, for the result.
         share: largest accepted share of the documents that reached a step.
         least: steps that fewer documents reach are not checked.
     """
     left = documents
     for step, number in dropped.items():
         if left >= least and number > share * left:
-            return WipedOut(source, step, number, left)
+            return step, number, left
         left -= number
     return None

@@ -5,9 +5,10 @@ perplexity as CCNet does.
 """
 
 import functools
+import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,7 +24,11 @@ from trainrig.corpus.limits import quantise_scores
 from trainrig.corpus.models.arpa import ENDINGS, read_arpa, write_arpa
 from trainrig.corpus.models.kneser_ney import Trie, estimate
 from trainrig.corpus.models.ngram_counts import CHUNK, SPECIAL, UNKNOWN, Counter, Ids, build_levels
-from trainrig.corpus.models.subwords import TextEncoder, build_word_tokenizer
+from trainrig.corpus.models.subwords import (
+    TextEncoder,
+    build_word_tokenizer,
+    read_tokenizer_file,
+)
 from trainrig.errors import DataError
 
 KIND = "n-gram model"
@@ -106,22 +111,13 @@ class LanguageModel:
             text = (
                 build_word_tokenizer(vocabulary)
                 if tokenizer is None
-                else _read_tokenizer_text(tokenizer)
+                else read_tokenizer_file(tokenizer)
             )
             return cls.of(trie, vocabulary, text, tokenizer or path, {})
         arrays, facts = open_arrays(path, KIND)
         words = json.loads(arrays.pop("vocabulary").tobytes())
         text = arrays.pop("tokenizer").tobytes().decode()
         return cls.of(Trie(**arrays), words, text, path, facts)
-
-
-def _read_tokenizer_text(path: str) -> str:
-    try:
-        return storage.read(path).decode()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; name a tokenizer.json") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8, so it is not a tokenizer.json") from None
 
 
 def train(
@@ -138,9 +134,10 @@ def train(
     # Pieces are numbered by the tokenizer until the pieces that occur are known.
     word_of = np.where(counted, np.arange(len(names)) + len(SPECIAL), UNKNOWN).astype(np.uint32)
     total = {"texts": 0, "bytes": 0, "pieces": 0}
+    waiting = iter(texts)
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         counter = Counter(order, Path(folder), chunk)
-        for batch in _iterate_text_batches(texts):
+        for batch in iter(lambda: list(itertools.islice(waiting, BATCH)), []):
             stream, begins = cutter.encode_sentences(batch, word_of)
             if len(stream):
                 counter.add(stream)
@@ -165,17 +162,6 @@ def train(
         **total,
     }
     return LanguageModel.of(made.trie, vocabulary, tokenizer, "tokenizer", facts)
-
-
-def _iterate_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 BUCKETS = ("head", "middle", "tail")

@@ -31,7 +31,24 @@ ANY_LANGUAGE = ""  # key of the list for all languages without their own
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-class WordList(Settings):
+class _ListScorer(Settings):
+    """Base of the scorers that read lists."""
+
+    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
+    path: Annotated[str | dict[str, str], NOT_IDENTITY]
+
+    def read_content_keys(self) -> dict[str, str]:
+        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
+        languages = sorted(self._paths)
+        keys = storage.compute_content_keys([self._paths[language] for language in languages])
+        return dict(zip(languages, keys, strict=True))
+
+    @property
+    def _paths(self) -> Mapping[str, str]:
+        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
+
+
+class WordList(_ListScorer):
     """The share of a text's words that are entries of a list, or parts of its phrases.
 
     A list has one word or phrase a line; blank lines and lines that begin with "# " are ignored.
@@ -46,12 +63,6 @@ class WordList(Settings):
     # Column for the share of words.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def read_content_keys(self) -> dict[str, str]:
-        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        languages = sorted(self._paths)
-        keys = storage.compute_content_keys([self._paths[language] for language in languages])
-        return dict(zip(languages, keys, strict=True))
-
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Return each text's share, in steps of 1/10000. Raises DataError for an invalid list."""
         shares = [
@@ -59,10 +70,6 @@ class WordList(Settings):
             for text, language in zip(texts, languages, strict=True)
         ]
         return quantise_scores(np.array(shares, np.float64))
-
-    @property
-    def _paths(self) -> Mapping[str, str]:
-        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
 
 
 def _compute_share(text: str, language: str, paths: Mapping[str, str]) -> float:
@@ -144,7 +151,7 @@ def _compile_list_pattern(path: str) -> re.Pattern[str]:
 _WORD = re.compile(r"\w+")
 
 
-class BadWords(Settings):
+class BadWords(_ListScorer):
     """Counts the different entries of a list that occur in a text.
 
     A list has one word or phrase a line; blank lines and lines that begin with "# " are ignored. An
@@ -159,12 +166,6 @@ class BadWords(Settings):
     # Column for the number of different entries.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
 
-    def read_content_keys(self) -> dict[str, str]:
-        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        languages = sorted(self._paths)
-        keys = storage.compute_content_keys([self._paths[language] for language in languages])
-        return dict(zip(languages, keys, strict=True))
-
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Count the list entries in each text. Raises DataError for an invalid list."""
         paths = self._paths
@@ -174,10 +175,6 @@ class BadWords(Settings):
             for text, path, language in zip(texts, lists, languages, strict=True)
         ]
         return np.array(numbers, np.float64)
-
-    @property
-    def _paths(self) -> Mapping[str, str]:
-        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
 
 
 def _count_entries(text: str, path: str, anywhere: bool) -> int:

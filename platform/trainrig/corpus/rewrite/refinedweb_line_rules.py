@@ -14,8 +14,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +31,7 @@ _DIGIT = 4
 _NEW_LINE = 0x0A
 
 
-@dataclass(frozen=True)
-class LineShapes:
+class LineShapes(NamedTuple):
     r"""Counts for each line of a text, as split by `text.split("\n")`."""
 
     visible: Int64s  # characters that are not white space
@@ -173,15 +171,7 @@ class RefinedWebLines(Settings):
         """Return for each line the first rule that it breaks, as 1 + its index in _RULES, or 0."""
         broken = np.empty(len(lines), np.int8)
         suspects = _apply_line_rules(
-            shapes.visible,
-            shapes.capitals,
-            shapes.digits,
-            shapes.words,
-            shapes.lengths,
-            self.max_upper_case,
-            self.numeric,
-            self.min_words,
-            broken,
+            shapes, self.max_upper_case, self.numeric, self.min_words, broken
         )
         if self.counters:
             for at in suspects.tolist():
@@ -213,17 +203,14 @@ class RefinedWebLines(Settings):
 
 @compile_nogil
 def _apply_line_rules(
-    visible: Int64s,
-    capitals: Int64s,
-    digits: Int64s,
-    words: Int64s,
-    lengths: Int64s,
+    shapes: LineShapes,
     max_upper_case: float,
     numeric: bool,
     min_words: int,
     broken: NDArray[np.int8],
 ) -> Int64s:
     """Fill `broken` except for the rule about counters; return the lines to check for that rule."""
+    visible, capitals, digits, words, lengths = shapes
     suspects = np.empty(len(broken), np.int64)
     count = 0
     for line in range(len(broken)):

@@ -157,12 +157,11 @@ def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], docum
     """
     (source,) = (source for source in run.sources if source.name == name)
     limit = source.wipe_out
-    found = rule_verdicts.find_wiped_out(
-        dropped, documents, name, limit.max_share, limit.min_documents
-    )
+    found = rule_verdicts.find_wiped_out(dropped, documents, limit.max_share, limit.min_documents)
     if found:
+        step, number, reached = found
         raise DataError(
-            f"{run.output}: {found.step} drops {found.dropped:,} of the {found.documents:,} "
+            f"{run.output}: {step} drops {number:,} of the {reached:,} "
             f"documents of source '{name}' that reach it, more than {limit.max_share:.0%} "
             "(sources.wipe_out.max_share); change the rule or raise the limit and run again, "
             "which reads no page again"

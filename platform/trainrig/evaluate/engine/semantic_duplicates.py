@@ -11,7 +11,7 @@ split by split, and exchange rows through runs (`sorted_runs`):
     compare     by range of clusters: the duplicates, grouped by split
     write       by split: the table of its documents
 
-Cosines and sums are exact (`exact_cosines`) and ties go by id. So the result depends on the ids and
+Cosines and sums are exact (`exact_vectors`) and ties go by id. So the result depends on the ids and
 vectors alone: not on the order of files, the number of workers, threads or the machine.
 """
 
@@ -35,10 +35,13 @@ from trainrig.config import extract_identity
 from trainrig.corpus.array_files import load_arrays, save_arrays
 from trainrig.corpus.array_types import Bools, Float32s, Int64s, UInt64s
 from trainrig.corpus.dedup.document_refs import find_positions, find_splits, make_refs
-from trainrig.corpus.dedup.exact_cosines import round_coarsely
-from trainrig.corpus.dedup.similar_vectors import find_duplicates
+from trainrig.corpus.dedup.exact_vectors import (
+    find_duplicates,
+    find_nearest,
+    round_coarsely,
+    train_centroids,
+)
 from trainrig.corpus.dedup.sorted_runs import Rows, read_part, write_run
-from trainrig.corpus.dedup.vector_clusters import find_nearest, train_centroids
 from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_run_file import SemanticDuplicates
 from trainrig.manifest import FileSum
