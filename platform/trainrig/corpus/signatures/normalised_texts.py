@@ -210,11 +210,6 @@ DIGEST = 16  # bytes of a digest
 _BLANK = np.uint8(32)
 
 
-def hash_text(text: str) -> bytes:
-    """Return the digest of one text."""
-    return hash_texts(NormalisedTexts.of([text])).tobytes()
-
-
 def hash_texts(texts: NormalisedTexts) -> UInt8s:
     """Return the 16-byte BLAKE2b digest of each text, as [texts, 16].
 

@@ -47,11 +47,6 @@ _ONE = np.uint64(1)
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd multiplier: swapping words changes the sum
 
 
-def shingle(text: str, words: int) -> UInt32s:
-    """Return the distinct hashes of all runs of `words` words in `text`, sorted."""
-    return shingle_texts(NormalisedTexts.of([text]), words)[0]
-
-
 def shingle_texts(texts: NormalisedTexts, words: int) -> tuple[UInt32s, Int64s]:
     """Return the shingles of many texts, concatenated, and the end of each text's shingles."""
     lengths = np.diff(texts.starts)
@@ -68,12 +63,6 @@ def shingle_texts(texts: NormalisedTexts, words: int) -> tuple[UInt32s, Int64s]:
         begin = end
     _deduplicate(found, ends)
     return found[: ends[-1] if len(ends) else 0].copy(), ends
-
-
-def jaccard(a: UInt32s, b: UInt32s) -> float:
-    """Return the Jaccard similarity of two sorted sets: intersection size over union size."""
-    common = len(np.intersect1d(a, b, assume_unique=True))
-    return common / (len(a) + len(b) - common)
 
 
 @compile_nogil
