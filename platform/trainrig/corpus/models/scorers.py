@@ -34,6 +34,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 class _ListScorer(Settings):
     """Base of the scorers that read lists."""
 
+    kind: str  # the name in a run file
     # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
     path: Annotated[str | dict[str, str], NOT_IDENTITY]
 
