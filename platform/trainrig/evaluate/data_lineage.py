@@ -82,9 +82,9 @@ def trace_lineage(path: str, search: Iterable[str] = (), verify: bool = False) -
     from its manifest.
     """
     resolved = storage.make_absolute(checkpoint.resolve(path))
-    catalogue = _Catalogue([_find_parent(find_run_folder(resolved)), *search], verify)
+    catalogue = _Catalogue([_find_parent(find_run_folder(resolved)), *search])
     key = checkpoint.compute_content_key(resolved)
-    return _describe_checkpoint("checkpoint", key, resolved, catalogue, frozenset())
+    return _describe_checkpoint("checkpoint", key, resolved, catalogue, verify, frozenset())
 
 
 def find_run_folder(resolved: str) -> str:
@@ -100,8 +100,7 @@ def _find_parent(folder: str) -> str:
 class _Catalogue:
     """The folders of stages that were found, by the fingerprint of their contents."""
 
-    def __init__(self, places: Iterable[str], verify: bool) -> None:
-        self.verify = verify  # True if the files of what is found are read and compared
+    def __init__(self, places: Iterable[str]) -> None:
         self._manifests: dict[str, str] = {}  # folder by the fingerprint of its content
         self._checkpoints: dict[str, str] = {}  # checkpoint by its key
         self._runs: list[str] = []  # folders with checkpoints, of which the newest were added
@@ -180,8 +179,8 @@ class _Catalogue:
         return self._licences[made.content]
 
     def verify_once(self, place: str, verify: Callable[[], None]) -> None:
-        """Call `verify` for a folder or checkpoint if files are verified, but only one time."""
-        if self.verify and place not in self._verified:
+        """Call `verify` for a folder or checkpoint, but not a second time."""
+        if place not in self._verified:
             verify()
             self._verified.add(place)
 
@@ -215,10 +214,11 @@ class _Catalogue:
 
 
 def _describe_checkpoint(
-    role: str, key: str, resolved: str, catalogue: _Catalogue, above: frozenset[str]
+    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
     """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
-    catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
+    if verify:
+        catalogue.verify_once(resolved, lambda: _verify_checkpoint(resolved))
     folder = find_run_folder(resolved)
     catalogue.add_paths(folder)
     try:
@@ -226,19 +226,19 @@ def _describe_checkpoint(
     except DataError:
         claim = None
     if claim is None:
-        return _describe_model(role, key, resolved, catalogue, above)
+        return _describe_model(role, key, resolved, catalogue, verify, above)
     made = manifest.find_manifest(folder)
-    return _build_node(role, key, resolved, claim, made, catalogue, above)
+    return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
 
 
 def _describe_model(
-    role: str, key: str, resolved: str, catalogue: _Catalogue, above: frozenset[str]
+    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
     """Describe a model that no run made, with the checkpoints that it was made from."""
     folder = find_run_folder(resolved)
     record = read_parents(folder)
     if record is None:
-        return LineageNode(role, key, resolved, verified=catalogue.verify)
+        return LineageNode(role, key, resolved, verified=verify)
     catalogue.add_parents(record, folder)
     return LineageNode(
         role=role,
@@ -246,10 +246,10 @@ def _describe_model(
         folder=resolved,
         stage=record.verb,
         trainrig=record.trainrig,
-        verified=catalogue.verify,
+        verified=verify,
         versions={"trainrig": record.trainrig},
         inputs=tuple(
-            _describe_input(parent.role, parent.content, catalogue, above | {key})
+            _describe_input(parent.role, parent.content, catalogue, verify, above | {key})
             for parent in record.parents
         ),
     )
@@ -261,33 +261,34 @@ def _verify_checkpoint(resolved: str) -> None:
 
 
 def _describe_input(
-    role: str, fingerprint: str, catalogue: _Catalogue, above: frozenset[str]
+    role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
     lost = LineageNode(role, fingerprint, None)
     if fingerprint in above:  # no stage reads its own output; a damaged folder may say so
         return lost
     try:
         found = catalogue.describe_once(
-            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, above)
+            fingerprint, lambda: _describe_found(role, fingerprint, catalogue, verify, above)
         )
     except DataError:  # a damaged input; the checkpoint itself can be used without it
-        if catalogue.verify:
+        if verify:
             raise
         return lost
     return replace(found, role=role) if found else lost
 
 
 def _describe_found(
-    role: str, fingerprint: str, catalogue: _Catalogue, above: frozenset[str]
+    role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode | None:
     if resolved := catalogue.find_checkpoint(fingerprint):
-        return _describe_checkpoint(role, fingerprint, resolved, catalogue, above)
+        return _describe_checkpoint(role, fingerprint, resolved, catalogue, verify, above)
     folder = catalogue.find_folder(fingerprint)
     if folder is None:
         return None
     made = manifest.read_manifest(folder)
-    catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
-    return _build_node(role, fingerprint, folder, made, made, catalogue, above)
+    if verify:
+        catalogue.verify_once(folder, lambda: manifest.verify_files(folder, made))
+    return _build_node(role, fingerprint, folder, made, made, catalogue, verify, above)
 
 
 def _build_node(
@@ -297,6 +298,7 @@ def _build_node(
     claim: Claim,
     made: Manifest | None,
     catalogue: _Catalogue,
+    verify: bool,
     above: frozenset[str],
 ) -> LineageNode:
     counts = dict(made.counts) if made else {}
@@ -308,12 +310,12 @@ def _build_node(
         folder=folder,
         stage=claim.stage,
         trainrig=claim.environment.get("trainrig"),
-        verified=catalogue.verify,
+        verified=verify,
         counts={name: counts[name] for name in (*TOLD_COUNTS, LICENCES) if name in counts},
         settings=_choose_settings(claim),
         versions=claim.environment,
         inputs=tuple(
-            _describe_input(name, content, catalogue, above | {fingerprint})
+            _describe_input(name, content, catalogue, verify, above | {fingerprint})
             for name, content in sorted(claim.inputs.items())
         ),
     )
