@@ -57,7 +57,7 @@ class _Document(NamedTuple):
     hit_words: Int64s
     hit_grams: UInt32s
     numbers_W: UInt32s  # vocabulary numbers of the words of the batch
-    first: int  # its first word in the batch
+    first: int  # the first word of the document in the batch
     end: int
 
 
