@@ -389,3 +389,54 @@ def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
         ).remote()
         where = ray.get(task, timeout=120)
         assert (where["node"], len(where["devices"])) == (node, devices)
+
+
+@pytest.fixture
+def held_cluster() -> Iterator[Any]:
+    """Start a cluster of two CPUs whose work is listed; yield an actor that holds both."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
+    head = {"num_cpus": 2, "include_dashboard": True, "object_store_memory": MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    with mock.patch.dict(os.environ, RAY_ADDRESS=cluster.address):
+        ray_session.join()
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        holder: Any = ray.remote(num_cpus=2)(Holder).remote()
+        ray.get(holder.hold.remote(), timeout=120)
+        yield holder
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        ray.shutdown()
+    cluster.shutdown()
+
+
+class Holder:
+    """Work of somebody else that holds CPUs until it is killed."""
+
+    def hold(self) -> None:
+        """Return once the CPUs are held."""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_stage_says_that_other_work_holds_all_cpus(
+    held_cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import ray
+
+    monkeypatch.setattr(worker_space, "IDLE_SECONDS", 0.0)
+    phase = Phase(str(tmp_path), make_timed_work)
+    splits = [Split("split-0", {})]
+    stage = threading.Thread(target=split_processing.map_splits, args=(phase, splits, 2))
+    stage.start()
+    while not caplog.messages:
+        assert stage.is_alive()
+        time.sleep(0.1)
+    assert "0 of 2 CPU free, 1 needed" in caplog.messages[0]
+    ray.kill(held_cluster)
+    stage.join(120)
+    assert len(caplog.messages) == 1 and len(list(phase.read_results(splits))) == 1

@@ -31,6 +31,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASKED = 60.0  # time limit for the head's answer, in s
 STATE_SECONDS = 5  # time limit for the answer of Ray's State API, in s
 MOST_NODES = 10_000  # nodes that the State API lists at most
+MOST_TASKS = 1_000  # tasks of one state that it lists at most
+WAITING = "PENDING_NODE_ASSIGNMENT"  # state of a task for which no node has space
 
 Need = Mapping[str, float]
 """Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""
@@ -139,6 +141,37 @@ def is_settled(seconds: float) -> bool:
     times = [node.start_time_ms for node in nodes]
     times += [node.end_time_ms for node in nodes if node.state != "ALIVE"]
     return all(moment is not None and moment <= since for moment in times)
+
+
+def describe_free_for_waiting(need: Need) -> str | None:
+    """Describe the free resources if tasks of this process wait for some, and none of them runs.
+
+    `need` are the resources of one worker. Returns None otherwise, or if Ray's State API does not
+    answer, as it needs the dashboard.
+    """
+    import ray
+    from ray.util.state import list_tasks
+
+    job = ray.get_runtime_context().get_job_id()
+    states = set[str]()
+    try:
+        for state in (WAITING, "RUNNING"):
+            filters = [("job_id", "=", job), ("state", "=", state)]
+            found: Any = list_tasks(filters=filters, limit=MOST_TASKS, timeout=STATE_SECONDS)
+            # Ray Data's own actors have private names, such as _StatsActor.
+            if any(not task.name.rpartition(":")[2].startswith("_") for task in found):
+                states.add(state)
+    except Exception:  # Ray and its HTTP client raise errors of many classes
+        return None
+    if states != {WAITING}:
+        return None
+    there = ray.cluster_resources()
+    free = ray.available_resources()  # has no entry for a resource that is used up
+    return ", ".join(
+        f"{free.get(name, 0):g} of {there.get(name, 0):g} {name} free, {count:g} needed"
+        for name, count in need.items()
+        if name in _SHOWN
+    )
 
 
 def is_in_placement_group() -> bool:

@@ -104,7 +104,8 @@ def _wait_for_splits(
     """
     if not workers:
         return _run_in_process(phase, left)
-    return _run_by_ray(phase, left, worker_space.find_place(workers, models, phase.memory), brief)
+    place = worker_space.find_place(workers, models, phase.memory)
+    return worker_space.warn_without_space(_run_by_ray(phase, left, place, brief), place)
 
 
 def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[RecordRow]:

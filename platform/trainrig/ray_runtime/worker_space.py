@@ -7,8 +7,9 @@ where they can: a large model there could end the processes that the whole clust
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from trainrig.config import ResourceRequest
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
@@ -21,6 +22,9 @@ MIB = 2**20  # bytes
 # worker runs there. Not all, because a pool may state more memory than Ray finds on its nodes.
 MOST_OF_NODE = 0.6
 LOOK_EVERY = 0.5  # s between two looks at the nodes
+IDLE_SECONDS = 20.0  # s without a finished split, after which the workers may have no space
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,29 @@ def _warn_of_memory(most: int, workers: int, mebibytes: int) -> None:
         "more, add nodes or use nodes with more memory",
         *(most, workers, f"{mebibytes:,}"),
     )
+
+
+def warn_without_space(rows: Iterator[_Row | None], place: WorkerPlace) -> Iterator[_Row | None]:
+    """Yield `rows`, and warn once if no worker runs because other work holds the cluster.
+
+    A None among `rows` means that no split was done for a while.
+    """
+    since = time.monotonic()
+    for row in rows:
+        yield row
+        if row is not None:
+            since = time.monotonic()
+        elif ray_local.is_in_cluster() and time.monotonic() - since >= IDLE_SECONDS:
+            free = ray_local.call_while_ray_lives(ray_pools.describe_free_for_waiting, place.need)
+            if free:
+                log.warning(
+                    "workers: none runs yet, because other work holds the cluster: %s; they start "
+                    "when that ends or nodes are added",
+                    free,
+                )
+                break
+            since = time.monotonic()
+    yield from rows
 
 
 def find_place_beside(workers: int, tasks: int) -> WorkerPlace:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.filters.filters import Language, Length
+from trainrig.corpus.filters.filters import Language, Length, find_broken_rules
 from trainrig.corpus.filters.rule_verdicts import (
     EDGES,
     INTEGER_EDGES,
@@ -45,6 +45,26 @@ def test_rules_are_named_by_their_filter_in_its_order() -> None:
         "Language.unsure",
     ]
     assert list_columns(list_rules((Length(),))) == ["bytes", "characters", "language"]
+
+
+def test_two_filters_of_one_kind_are_counted_apart() -> None:
+    filters = (Length(min_characters=95), Length(min_characters=400), Length(min_characters=400))
+    verdicts = decide(list_rules(filters), COLUMNS, 4)
+    found = tally(verdicts, COLUMNS)["rules"]
+    assert {
+        name: sum(row["any_documents"] for row in rows.values()) for name, rows in found.items()
+    } == {
+        "Length.too_short": 2,
+        "Length.too_short#2": 3,
+        "Length.too_short#3": 3,
+    }
+    assert list_reasons(verdicts) == [
+        "Length.too_short",
+        None,
+        "Length.too_short",
+        "Length.too_short#2",
+    ]
+    assert list(find_broken_rules(filters, COLUMNS)) == list(found)
 
 
 def test_a_bound_keeps_equal_values_and_nan() -> None:

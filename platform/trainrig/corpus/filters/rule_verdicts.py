@@ -4,6 +4,7 @@ Every rule is applied to every document, even if an earlier rule dropped it: tal
 a rule was the first to drop and what it would drop alone.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -50,6 +51,7 @@ class Rule:
     """One limit under its full name, such as "GopherQuality.word_count".
 
     The name of a rule for some kinds of page lists them: "GopherQuality.word_count[article,forum]".
+    If filters have rules of the same name, the second one ends with "#2", and so on.
     """
 
     name: str
@@ -64,15 +66,16 @@ class Rule:
 def list_rules(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
     """List all rules in order; a document is dropped by the first that it breaks."""
     rules: list[Rule] = []
+    seen = Counter[str]()  # rules by name: tallies and thresholds are stored by it
     for filter_ in filters:
         page_kinds = filter_.page_kinds if isinstance(filter_, FilterSettings) else None
         for limit in filter_.iterate_limits():
             name = f"{filter_.kind}.{limit.rule}"
-            if page_kinds is None:
-                rules.append(Rule(name, limit))
-            else:
-                limited = replace(limit, page_kinds=page_kinds)
-                rules.append(Rule(f"{name}[{','.join(page_kinds)}]", limited))
+            if page_kinds is not None:
+                limit = replace(limit, page_kinds=page_kinds)
+                name = f"{name}[{','.join(page_kinds)}]"
+            seen[name] += 1
+            rules.append(Rule(f"{name}#{seen[name]}" if seen[name] > 1 else name, limit))
     return tuple(rules)
 
 
