@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).parent
 # The first is a process of its own that shows which clients hang after a fork. The second forks
 # before it has a thread, so that its rows share its imports.
-FORKS = {"benchmarks/storage_client.py", "gpu/own_process.py"}
+FORKS = {"gpu/own_process.py"}
 # These copy a process that may have threads in the middle of their work.
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 

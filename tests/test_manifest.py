@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -433,28 +434,24 @@ def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(out: str, nam
     )
 
 
-def test_a_finished_folder_that_lost_a_file_is_no_input_and_no_result(folder: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (storage.delete, "missing, though manifest.json lists it"),
+        (lambda path: storage.write(path, b"resul"), "5 bytes, but manifest.json says 6"),
+    ],
+    ids=["lost", "resized"],
+)
+def test_a_finished_folder_with_a_damaged_file_is_no_input_and_no_result(
+    folder: str, damage: Callable[[str], object], told: str
+) -> None:
     finish(begin(folder))
-    storage.delete(f"{folder}/part/a.txt")
+    damage(f"{folder}/part/a.txt")
     for use in (begin, lambda folder: manifest.read_input(folder, "stack")):
         with pytest.raises(DataError) as caught:
             use(folder)
-        assert str(caught.value) == (
-            f"{folder}/part/a.txt: missing, though manifest.json lists it; delete {folder} and run "
-            "its stage again"
-        )
-
-
-def test_a_finished_folder_whose_file_was_resized_is_no_input_and_no_result(folder: str) -> None:
-    finish(begin(folder))
-    storage.write(f"{folder}/part/a.txt", b"resul")
-    for use in (begin, lambda folder: manifest.read_input(folder, "stack")):
-        with pytest.raises(DataError) as caught:
-            use(folder)
-        assert str(caught.value) == (
-            f"{folder}/part/a.txt: 5 bytes, but manifest.json says 6; delete {folder} and run "
-            "its stage again"
-        )
+        line = f"{folder}/part/a.txt: {told}; delete {folder} and run its stage again"
+        assert str(caught.value) == line
 
 
 def test_a_folder_that_is_no_stages_is_no_input(folder: str) -> None:

@@ -371,9 +371,12 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_fork_after_a_request_is_refused_where_the_library_would_hang(gs: str) -> None:
-    forking = subprocess.run([sys.executable, "-c", FORK, f"{gs}/file"])
-    assert forking.returncode == 7
+@pytest.mark.parametrize(("cloud", "code"), [("s3", 0), ("gs", 7)])
+def test_a_fork_after_a_request_is_refused_where_the_library_would_hang(
+    request: pytest.FixtureRequest, cloud: str, code: int
+) -> None:
+    file = f"{request.getfixturevalue(cloud)}/file"
+    assert subprocess.run([sys.executable, "-c", FORK, file]).returncode == code
 
 
 @pytest.mark.slow

@@ -2,27 +2,17 @@ import json
 from pathlib import Path
 
 import pytest
-from support.token_folders import make_encoder
+from support.tiny_models import write_untrained_model
 from typer.testing import CliRunner
 
 from trainrig.cli import app
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.train import checkpoint
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """Write a model that no run made, and return its checkpoint."""
-    encoder = make_encoder()
-    sizes = DecoderConfig(
-        layers=1, channels=16, heads=2, positions=32, vocabulary=encoder.vocabulary_size
-    )
-    decoder = Decoder(sizes)
-    initialise(decoder, seed=1)
-    return checkpoint.write_model(
-        str(tmp_path / "model"), sizes, encoder.text, decoder.state_dict()
-    )
+    return write_untrained_model(tmp_path / "model")
 
 
 def test_lineage_prints_the_asked_format_and_writes_a_page(model: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from support.edited_pages import read_texts
+from support.edited_pages import read_pages
 from support.tuning_fixtures import bench
 
 from trainrig.parallel import numerics
@@ -25,6 +25,12 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def texts(test_data: Path) -> list[str]:
+def pages(test_data: Path) -> list[tuple[str, str]]:
+    """Return the URL and text of each page of the crawl."""
+    return read_pages(test_data)
+
+
+@pytest.fixture(scope="session")
+def texts(pages: list[tuple[str, str]]) -> list[str]:
     """Return the text of each page of the crawl."""
-    return read_texts(test_data)
+    return [text for _, text in pages]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.losses import cross_entropy_sum
 from support.shards import write_shard
+from support.side_by_side import print_result
 from support.sparse_shards import compute_zero_sums
 
 from trainrig import storage
@@ -78,10 +79,6 @@ def measure_cpu_seconds(action, rounds):
     for number in range(rounds):
         action(number)
     return (time.process_time() - began) / rounds
-
-
-def print_result(**figures):
-    print(json.dumps(figures))
 
 
 @pytest.fixture(scope="module")

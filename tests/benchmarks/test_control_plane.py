@@ -6,7 +6,6 @@ does. It is measured here at several sizes, so that docs/scale.md can extrapolat
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import socket
@@ -23,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from support.raylets import Raylets
+from support.side_by_side import print_result
 
 from trainrig.manifest import FileSum
 from trainrig.processes.heartbeats import Heartbeat
@@ -101,18 +101,14 @@ def test_cost_of_a_node_for_the_head_and_the_supervisor(raylets: Any) -> None:
         for _ in range(LOOKS):
             cluster.list_nodes()
         poll[count] = (time.process_time() - before) / LOOKS
-    print(
-        json.dumps(
-            {
-                "benchmark": "what a node costs",
-                "nodes": NODES,
-                "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
-                "gcs_share_a_node": round(fit_slope(busy), 5),
-                "gcs_bytes_a_node": round(fit_slope(memory)),
-                "look_cpu_ms": [round(1e3 * value, 2) for value in poll.values()],
-                "look_cpu_ms_a_node": round(1e3 * fit_slope(poll), 3),
-            }
-        )
+    print_result(
+        benchmark="what a node costs",
+        nodes=NODES,
+        gcs_share_of_a_core=[round(value, 4) for value in busy.values()],
+        gcs_share_a_node=round(fit_slope(busy), 5),
+        gcs_bytes_a_node=round(fit_slope(memory)),
+        look_cpu_ms=[round(1e3 * value, 2) for value in poll.values()],
+        look_cpu_ms_a_node=round(1e3 * fit_slope(poll), 3),
     )
     assert 1_000 * fit_slope(busy) < HEAD_CORES
 
@@ -181,20 +177,16 @@ def test_cost_of_a_rank_for_the_coordinator_and_the_supervisor(raylets: Any) -> 
     ordered = time.perf_counter() - began
     changed = (read_cpu_seconds(office) - before) / ranks
     ray.kill(coordinator)
-    print(
-        json.dumps(
-            {
-                "benchmark": "what a rank costs",
-                "ranks": ranks,
-                "beat_us_of_the_office": round(1e6 * statistics.median(takes), 1),
-                "look_ms_of_the_office": round(1e3 * statistics.median(answered), 1),
-                "look_ms_of_the_driver": round(1e3 * statistics.median(looked), 1),
-                "hangs_ms_of_the_driver": round(1e3 * statistics.median(seen), 1),
-                "seconds_until_all_have_ended": round(ended, 2),
-                "seconds_until_all_have_an_order": round(ordered, 2),
-                "end_and_order_us_of_the_office": round(1e6 * changed, 1),
-            }
-        )
+    print_result(
+        benchmark="what a rank costs",
+        ranks=ranks,
+        beat_us_of_the_office=round(1e6 * statistics.median(takes), 1),
+        look_ms_of_the_office=round(1e3 * statistics.median(answered), 1),
+        look_ms_of_the_driver=round(1e3 * statistics.median(looked), 1),
+        hangs_ms_of_the_driver=round(1e3 * statistics.median(seen), 1),
+        seconds_until_all_have_ended=round(ended, 2),
+        seconds_until_all_have_an_order=round(ordered, 2),
+        end_and_order_us_of_the_office=round(1e6 * changed, 1),
     )
     assert ranks * statistics.median(takes) < compute_heartbeat_interval(ranks)
 
@@ -221,17 +213,13 @@ def test_cost_of_a_split_for_the_driver(raylets: Any, brief: bool, tmp_path: Pat
         map_splits(phase, splits, 2, brief=brief)
         cpu[count] = time.process_time() - before
         wall[count] = time.perf_counter() - began
-    print(
-        json.dumps(
-            {
-                "benchmark": "what a split costs the driver",
-                "by": "tasks" if brief else "Ray Data",
-                "splits": list(cpu),
-                "cpu_seconds": [round(value, 2) for value in cpu.values()],
-                "cpu_ms_a_split": round(1e3 * fit_slope(cpu), 3),
-                "wall_seconds": [round(value, 2) for value in wall.values()],
-            }
-        )
+    print_result(
+        benchmark="what a split costs the driver",
+        by="tasks" if brief else "Ray Data",
+        splits=list(cpu),
+        cpu_seconds=[round(value, 2) for value in cpu.values()],
+        cpu_ms_a_split=round(1e3 * fit_slope(cpu), 3),
+        wall_seconds=[round(value, 2) for value in wall.values()],
     )
     # A split costs no more among many than among few. 250 splits also pay the startup costs.
     assert cpu[2_000] / 2_000 < 1.5 * cpu[250] / 250
@@ -266,8 +254,7 @@ def test_a_thousand_endpoints_are_probed_in_parallel() -> None:
         seconds = time.perf_counter() - began
         over.set()
     assert answers == [True] * 900 + [False] * 100
-    print(
-        json.dumps(
-            {"benchmark": "a thousand doors, a hundred deaf", "wall_seconds": round(seconds, 2)}
-        )
+    print_result(
+        benchmark="a thousand doors, a hundred deaf",
+        wall_seconds=round(seconds, 2),
     )

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.side_by_side import print_result
 
 from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
@@ -72,15 +73,11 @@ def test_cost_grows_no_faster_than_the_input(tmp_path, shards):
         results.append(json.loads(printed))
         per_second = round(results[-1]["pages"] / results[-1]["cpu_seconds"], 1)
         archives = sum(map(len, given.values()))
-        print(
-            json.dumps(
-                {
-                    "benchmark": "curate, in one process",
-                    "archives": archives,
-                    **results[-1],
-                    "pages_per_cpu_second": per_second,
-                }
-            )
+        print_result(
+            benchmark="curate, in one process",
+            archives=archives,
+            **results[-1],
+            pages_per_cpu_second=per_second,
         )
     first = results[0]
     last = results[-1]
@@ -102,18 +99,14 @@ def test_all_pages_by_two_workers(tmp_path, shards):
     made = curate(run)
     seconds = time.perf_counter() - began
     phases = {name: took for name, took in made.cost.items() if name.startswith("seconds_")}
-    print(
-        json.dumps(
-            {
-                "benchmark": "curate, two workers on Ray",
-                "pages": made.counts["documents_in"],
-                "seconds": round(seconds, 1),
-                "pages_per_second": round(made.counts["documents_in"] / seconds, 1),
-                "compressed_mb_per_second": round(megabytes / seconds, 2),
-                "page_mb_per_second": round(made.cost["page_bytes"] / 1e6 / seconds, 2),
-                "peak_mib_of_a_worker": made.cost["peak_bytes"] // 2**20,
-                **phases,
-            }
-        )
+    print_result(
+        benchmark="curate, two workers on Ray",
+        pages=made.counts["documents_in"],
+        seconds=round(seconds, 1),
+        pages_per_second=round(made.counts["documents_in"] / seconds, 1),
+        compressed_mb_per_second=round(megabytes / seconds, 2),
+        page_mb_per_second=round(made.cost["page_bytes"] / 1e6 / seconds, 2),
+        peak_mib_of_a_worker=made.cost["peak_bytes"] // 2**20,
+        **phases,
     )
     assert made.counts["documents_kept"]

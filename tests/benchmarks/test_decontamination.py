@@ -5,7 +5,6 @@ benchmarks.
 """
 
 import gzip
-import json
 import re
 import statistics
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.side_by_side import measure_cpu_seconds
+from support.side_by_side import measure_cpu_seconds, print_result
 
 from trainrig.corpus.decontaminate import (
     GPT3,
@@ -143,23 +142,17 @@ def test_matching_compared_with_sets_of_n_grams(texts, test_data, tmp_path):
         for _ in range(ROUNDS)
     ]
     ratios = sorted(b / a for a, b in rounds)
-    print(
-        json.dumps(
-            {
-                "benchmark": "matching against fourteen benchmarks",
-                "megabytes": round(count_megabytes(some), 1),
-                "mb_per_cpu_second": round(
-                    count_megabytes(some) / statistics.median(a for a, _ in rounds), 1
-                ),
-                "peer_mb_per_cpu_second": round(
-                    count_megabytes(some) / statistics.median(b for _, b in rounds), 2
-                ),
-                "times_peer": round(statistics.median(ratios), 1),
-                "times_peer_from_to": [round(ratios[0], 1), round(ratios[-1], 1)],
-                "collisions": [len(spans), len(theirs)],
-                "rounds": ROUNDS,
-            }
-        )
+    print_result(
+        benchmark="matching against fourteen benchmarks",
+        megabytes=round(count_megabytes(some), 1),
+        mb_per_cpu_second=round(count_megabytes(some) / statistics.median(a for a, _ in rounds), 1),
+        peer_mb_per_cpu_second=round(
+            count_megabytes(some) / statistics.median(b for _, b in rounds), 2
+        ),
+        times_peer=round(statistics.median(ratios), 1),
+        times_peer_from_to=[round(ratios[0], 1), round(ratios[-1], 1)],
+        collisions=[len(spans), len(theirs)],
+        rounds=ROUNDS,
     )
     assert spans == theirs
     assert spans
@@ -196,15 +189,11 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
             "build_cpu_seconds": round(build, 2),
             "mb_per_cpu_second": round(measure_pace(loaded, texts), 1),
         }
-    print(
-        json.dumps(
-            {
-                "benchmark": "growth of decontamination",
-                "corpus_megabytes": round(count_megabytes(unit), 2),
-                "mb_per_cpu_second_by_times": corpus,
-                "by_share_of_benchmarks": examples,
-            }
-        )
+    print_result(
+        benchmark="growth of decontamination",
+        corpus_megabytes=round(count_megabytes(unit), 2),
+        mb_per_cpu_second_by_times=corpus,
+        by_share_of_benchmarks=examples,
     )
     assert corpus[100] > corpus[1] / 1.5
 
@@ -225,14 +214,10 @@ def test_benchmark_examples_in_real_pages(texts, test_data, tmp_path):
         found = match(ours, texts)
         found.save(str(tmp_path / "m"))
         decision = decide(ours, found, merge(ours, [str(tmp_path / "m")]))
-        print(
-            json.dumps(
-                {
-                    "benchmark": f"benchmarks in real pages, {style.kind}",
-                    "mb_per_cpu_second": round(measure_pace(ours, texts), 1),
-                    "pages": len(texts),
-                    **decision.compute_counts(),
-                }
-            )
+        print_result(
+            benchmark=f"benchmarks in real pages, {style.kind}",
+            mb_per_cpu_second=round(measure_pace(ours, texts), 1),
+            pages=len(texts),
+            **decision.compute_counts(),
         )
         assert len(decision.touches) < len(texts) / 100

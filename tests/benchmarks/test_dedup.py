@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.edited_pages import edit_words, read_pages
+from support.edited_pages import edit_words
 from support.searching import look, shelve
+from support.side_by_side import print_result
 
 from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
@@ -139,11 +140,6 @@ def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
     assert result["recall_of_pairs"] >= 0.95
 
 
-@pytest.fixture(scope="module")
-def pages(test_data: Path) -> list[tuple[str, str]]:
-    return read_pages(test_data)
-
-
 @pytest.mark.data
 def test_versions_of_real_pages(
     pages: list[tuple[str, str]], test_data: Path, tmp_path: Path
@@ -202,22 +198,16 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         # This leaves out the digests of texts and URLs that find equal documents.
         rounds["near_duplicates_in_memory"].append(hashed + done - kept)
         rounds["all"].append(done - began)
-    print(
-        json.dumps(
-            {
-                "benchmark": "near-duplicates, from Parquet to decisions",
-                "documents": len(rows),
-                "megabytes": round(megabytes, 1),
-                "removed": len(found.decisions()),
-                "candidates": found.found.candidates,
-                "mb_per_cpu_second": {
-                    name: [
-                        round(megabytes / t, 1) for t in (np.median(times), max(times), min(times))
-                    ]
-                    for name, times in rounds.items()
-                },
-            }
-        )
+    print_result(
+        benchmark="near-duplicates, from Parquet to decisions",
+        documents=len(rows),
+        megabytes=round(megabytes, 1),
+        removed=len(found.decisions()),
+        candidates=found.found.candidates,
+        mb_per_cpu_second={
+            name: [round(megabytes / t, 1) for t in (np.median(times), max(times), min(times))]
+            for name, times in rounds.items()
+        },
     )
     assert megabytes / np.median(rounds["all"]) >= 40
     assert megabytes / np.median(rounds["near_duplicates_in_memory"]) >= 80
@@ -257,16 +247,12 @@ def test_passes_by_ray_compared_with_one_process(
             took[workers].append(made.cost["seconds_sign"] + made.cost["seconds_search"])
             removed.add(made.counts["dropped_by"]["near_duplicate"])
     ratios = [alone / (2 * by_two) for alone, by_two in zip(took[0], took[2], strict=True)]
-    print(
-        json.dumps(
-            {
-                "benchmark": "near-duplicates by Ray, per core, against one process",
-                "documents": len(texts),
-                "megabytes": round(megabytes, 1),
-                "seconds": {str(workers): times for workers, times in took.items()},
-                "ratio": [round(r, 3) for r in (np.median(ratios), min(ratios), max(ratios))],
-            }
-        )
+    print_result(
+        benchmark="near-duplicates by Ray, per core, against one process",
+        documents=len(texts),
+        megabytes=round(megabytes, 1),
+        seconds={str(workers): times for workers, times in took.items()},
+        ratio=[round(r, 3) for r in (np.median(ratios), min(ratios), max(ratios))],
     )
     assert len(removed) == 1
     assert np.median(ratios) >= 0.6

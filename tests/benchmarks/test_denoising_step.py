@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support import side_by_side
-from support.one_batch import OneBatch
+from support.one_batch import make_our_step
 
 from trainrig.flops import count_position_flops
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
@@ -12,24 +12,15 @@ from trainrig.models.decoder import DecoderConfig
 from trainrig.models.families import read_config
 from trainrig.objectives.objective_interface import find_corruption
 from trainrig.objectives.objective_kinds import CausalLM, MaskedLM, SpanCorruption
-from trainrig.optim import Constant
-from trainrig.parallel import numerics
-from trainrig.parallel.mesh import find_local_device
-from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import (
     DECODER_IDS,
     IDS,
     TARGETS,
     MicroBatch,
     build_token_arrays,
-    read_local_batch,
 )
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
-from trainrig.train.run_file.training_settings import Training
-from trainrig.train.state import build_fresh_state
-from trainrig.train.step import Stepper
-from trainrig.train.training_job import TrainingJob
 
 pytestmark = pytest.mark.bench
 SEQUENCES = 8
@@ -58,25 +49,6 @@ def rows():
         return corruption.apply(micro, 0) if corruption else micro
 
     return make
-
-
-def make_our_step(model, objective, micro):
-    """Return a step as the training loop takes it: sharded, deterministic, clipped."""
-    training = Training(steps=10**6, schedule=Constant(warmup=0))
-    numerics.settle(training.threads, training.deterministic)
-    set_products(training.precision)
-    batches = OneBatch(micro)
-    job = TrainingJob(
-        folder="",
-        model=model,
-        training=training,
-        make_batches=lambda: batches,
-        tokenizer="",
-        objective=objective,
-    )
-    stepper = Stepper(job, ("web",), build_fresh_state(job, find_local_device()), lambda: False)
-    share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
-    return lambda: stepper.take(share)
 
 
 def theirs(model, micro):
@@ -129,8 +101,8 @@ def test_a_token_costs_about_as_much_as_in_next_token_prediction(alone, rows, ki
     ratio = side_by_side.compare(
         f"training step of {kind}, of {count_tokens(micro):,} tokens, against one of CausalLM, of "
         f"{count_tokens(plain):,}",
-        make_our_step(model, objective, micro),
-        make_our_step(decoder, causal, plain),
+        make_our_step(model, objective=objective, micro=micro),
+        make_our_step(decoder, objective=causal, micro=plain),
         rounds=ROUNDS,
     )
     print(
@@ -165,7 +137,7 @@ def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
     micro = rows(objective)
     ratio = side_by_side.compare(
         f"training step of {kind}, of {count_tokens(micro):,} tokens, against Transformers'",
-        make_our_step(model, objective, micro),
+        make_our_step(model, objective=objective, micro=micro),
         theirs(peer.train(), micro),
         rounds=ROUNDS,
     )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
+from support.side_by_side import print_result
 
 from trainrig.corpus.filters.filters import (
     C4,
@@ -137,18 +138,14 @@ def test_the_chain_keeps_its_pace(texts: list[str], measured: list[str], tmp_pat
     some = measured[:200]
     theirs = len(some) / run_datatrove(some, tmp_path)["cpu_seconds"]
     ours = {"own_words": own, "datatrove_words": same}
-    print(
-        json.dumps(
-            {
-                "benchmark": "heuristics",
-                "documents": len(measured),
-                "mean_bytes": round(statistics.mean(len(text.encode()) for text in measured)),
-                "documents_per_cpu_second": {"datatrove": round(theirs, 1)}
-                | {name: summarise(rates, 1) for name, rates in ours.items()},
-                "over_datatrove": {name: summarise(rates, theirs) for name, rates in ours.items()},
-                "load": os.getloadavg()[0],
-            }
-        )
+    print_result(
+        benchmark="heuristics",
+        documents=len(measured),
+        mean_bytes=round(statistics.mean(len(text.encode()) for text in measured)),
+        documents_per_cpu_second={"datatrove": round(theirs, 1)}
+        | {name: summarise(rates, 1) for name, rates in ours.items()},
+        over_datatrove={name: summarise(rates, theirs) for name, rates in ours.items()},
+        load=os.getloadavg()[0],
     )
     assert statistics.median(own) / theirs >= 80
     assert statistics.median(same) / theirs >= 45
@@ -208,17 +205,13 @@ def test_languages_of_sentences(test_data: Path):
         code in listed and code == answer
         for code, listed, answer in zip(codes, choices, answers, strict=True)
     )
-    print(
-        json.dumps(
-            {
-                "benchmark": "language identification",
-                "sentences": len(sentences),
-                "in_languages_of_the_model": len(known),
-                "right_of_those": round(right, 4),
-                "sure_of_those": len(sure),
-                "right_where_sure": round(right_if_sure, 4),
-                "right_of_all": round(chosen / len(sentences), 4),
-            }
-        )
+    print_result(
+        benchmark="language identification",
+        sentences=len(sentences),
+        in_languages_of_the_model=len(known),
+        right_of_those=round(right, 4),
+        sure_of_those=len(sure),
+        right_where_sure=round(right_if_sure, 4),
+        right_of_all=round(chosen / len(sentences), 4),
     )
     assert right >= 0.65

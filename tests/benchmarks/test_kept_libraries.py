@@ -4,31 +4,17 @@
 be read: no data set marks telephone numbers in web pages.
 """
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
+from support.side_by_side import print_result
 
 from trainrig.corpus.rewrite.pii_mask import PII, mask
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 ROUNDS = 3
 Spans = list[tuple[int, int]]
-
-
-def read_pages(folder: Path) -> list[str]:
-    """Return the main texts of all pages in `folder`."""
-    found = []
-    for archive in sorted(folder.glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                found.append(extract_plain_text(page, main_content=True))
-    return found
 
 
 def find_ours(text: str) -> Spans:
@@ -45,9 +31,8 @@ def count_alone(finds: list[Spans], others: list[Spans]) -> int:
     )
 
 
-def test_telephone_numbers_compared_with_phonenumbers(test_data: Path) -> None:
+def test_telephone_numbers_compared_with_phonenumbers(texts: list[str]) -> None:
     phonenumbers = pytest.importorskip("phonenumbers", reason="phonenumbers is not installed")
-    pages = read_pages(test_data / "crawl")
 
     def match(region: str | None) -> Callable[[str], Spans]:
         matcher = phonenumbers.PhoneNumberMatcher
@@ -59,7 +44,7 @@ def test_telephone_numbers_compared_with_phonenumbers(test_data: Path) -> None:
     for _ in range(ROUNDS):
         for name, find in finders.items():
             began = time.process_time()
-            finds[name] = [find(page) for page in pages]
+            finds[name] = [find(page) for page in texts]
             seconds[name].append(time.process_time() - began)
     ours = finds["trainrig"]
     results = {
@@ -74,5 +59,5 @@ def test_telephone_numbers_compared_with_phonenumbers(test_data: Path) -> None:
         }
         for name in finders
     }
-    print(json.dumps({"benchmark": "telephone numbers", "pages": len(pages), **results}))
+    print_result(benchmark="telephone numbers", pages=len(texts), **results)
     assert results["region US"]["trainrig's that it lacks"] > 0

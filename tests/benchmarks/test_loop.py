@@ -6,13 +6,13 @@ it has a hundred thousand parameters, and the figures mean little. Ray is not ne
 
 import functools
 import itertools
-import json
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
 from support.ranks.made_up import MadeUp
+from support.side_by_side import print_result
 
 from trainrig import hardware
 from trainrig.flops import count_token_flops
@@ -91,18 +91,14 @@ def test_the_loop_on_one_device(alone, make_job):
     flops = count_token_flops(job.model, job.model.positions, causal=False).training
     most = find_peak(job.training.precision.compute)
     same = read_results(jobs[0]) == read_results(jobs[1])
-    print(
-        json.dumps(
-            {
-                "benchmark": "the whole loop on one device",
-                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-                "parameters": sum(p.numel() for p in Decoder(job.model).parameters()),
-                "tokens_per_second": round(pace),
-                "step_seconds_from_to": [round(min(seconds), 4), round(max(seconds), 4)],
-                "mfu": most and round(pace * flops / most, 4),
-                "stall_seconds": [event["stall_seconds"] for event in saves],
-                "two_runs_agree": same,
-            }
-        )
+    print_result(
+        benchmark="the whole loop on one device",
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        parameters=sum(p.numel() for p in Decoder(job.model).parameters()),
+        tokens_per_second=round(pace),
+        step_seconds_from_to=[round(min(seconds), 4), round(max(seconds), 4)],
+        mfu=most and round(pace * flops / most, 4),
+        stall_seconds=[event["stall_seconds"] for event in saves],
+        two_runs_agree=same,
     )
     assert same

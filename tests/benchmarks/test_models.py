@@ -21,6 +21,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator
 from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
+from support.side_by_side import print_result
 
 from trainrig.corpus.models.classifier import Learning, compute_area, compute_reliability
 from trainrig.corpus.models.classifier import train as train_classifier
@@ -91,20 +92,16 @@ def test_n_gram_models_compared_with_kenlm(tmp_path, pages):
     )
     _, whole_seconds = measure(lambda: pieces.compute_perplexity(asked))
     gap = np.abs(found / np.array(expected) - 1).max()
-    print(
-        json.dumps(
-            {
-                "benchmark": "n-grams, order 5",
-                "learnt_megabytes": round(megabytes(learnt), 2),
-                "words": ours.facts["pieces"],
-                "train_cpu_seconds": round(ours_seconds, 2),
-                "lmplz_cpu_seconds": round(theirs_seconds, 2),
-                "score_megabytes_a_second": round(megabytes(asked_cut) / found_seconds, 2),
-                "kenlm_score_megabytes_a_second": round(megabytes(asked_cut) / expected_seconds, 2),
-                "from_text_megabytes_a_second": round(megabytes(asked) / whole_seconds, 2),
-                "largest_relative_gap_of_a_perplexity": float(f"{gap:.2g}"),
-            }
-        )
+    print_result(
+        benchmark="n-grams, order 5",
+        learnt_megabytes=round(megabytes(learnt), 2),
+        words=ours.facts["pieces"],
+        train_cpu_seconds=round(ours_seconds, 2),
+        lmplz_cpu_seconds=round(theirs_seconds, 2),
+        score_megabytes_a_second=round(megabytes(asked_cut) / found_seconds, 2),
+        kenlm_score_megabytes_a_second=round(megabytes(asked_cut) / expected_seconds, 2),
+        from_text_megabytes_a_second=round(megabytes(asked) / whole_seconds, 2),
+        largest_relative_gap_of_a_perplexity=float(f"{gap:.2g}"),
     )
     assert gap < 1e-4
 

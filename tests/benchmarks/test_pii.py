@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.side_by_side import print_result
 
 from trainrig.corpus.rewrite.pii_mask import PII, mask
 from trainrig.corpus.rewrite.pii_views import Kind
@@ -64,24 +65,18 @@ def test_all_kinds_take_less_time_than_datatrove_takes_for_two(texts: list[str])
             rounds["peer"].append(float(peer.stdout.readline()))
         peer.stdin.close()
     ratios = sorted(a / b for a, b in zip(rounds["all"], rounds["peer"], strict=True))
-    print(
-        json.dumps(
-            {
-                "benchmark": "masking of real pages",
-                "megabytes": round(megabytes, 1),
-                "mb_per_cpu_second": {
-                    name: round(megabytes / statistics.median(seconds), 1)
-                    for name, seconds in rounds.items()
-                },
-                "texts_changed_by_peer": changed,
-                "texts_changed_by_two": sum(
-                    bool(mask(text, PII(kinds=("EMAIL", "IP")))[1]) for text in texts
-                ),
-                "time_over_peer": round(statistics.median(ratios), 2),
-                "time_over_peer_from_to": [round(ratios[0], 2), round(ratios[-1], 2)],
-                "rounds": ROUNDS,
-            }
-        )
+    print_result(
+        benchmark="masking of real pages",
+        megabytes=round(megabytes, 1),
+        mb_per_cpu_second={
+            name: round(megabytes / statistics.median(seconds), 1)
+            for name, seconds in rounds.items()
+        },
+        texts_changed_by_peer=changed,
+        texts_changed_by_two=sum(bool(mask(text, PII(kinds=("EMAIL", "IP")))[1]) for text in texts),
+        time_over_peer=round(statistics.median(ratios), 2),
+        time_over_peer_from_to=[round(ratios[0], 2), round(ratios[-1], 2)],
+        rounds=ROUNDS,
     )
     assert statistics.median(ratios) < 1
 
@@ -118,20 +113,16 @@ def test_finds_compared_with_labels_of_sensitive_passages(test_data: Path):
         like = {kind for kind, pattern in CRUDE.items() if re.search(pattern, passage)}
         crude.update(like)
         missed.update(like - kinds)
-    print(
-        json.dumps(
-            {
-                "benchmark": "masking beside enterprise_pii_classification",
-                "passages": len(rows),
-                "sensitive": sensitive,
-                "passages_with_finds": dict(sorted(found.items())),
-                "of_them_sensitive": dict(sorted(both.items())),
-                "precision": round(both["any"] / max(1, found["any"]), 4),
-                "recall": round(both["any"] / sensitive, 4),
-                "passages_with_look_alikes": dict(sorted(crude.items())),
-                "of_them_without_a_find": dict(sorted(missed.items())),
-            }
-        )
+    print_result(
+        benchmark="masking beside enterprise_pii_classification",
+        passages=len(rows),
+        sensitive=sensitive,
+        passages_with_finds=dict(sorted(found.items())),
+        of_them_sensitive=dict(sorted(both.items())),
+        precision=round(both["any"] / max(1, found["any"]), 4),
+        recall=round(both["any"] / sensitive, 4),
+        passages_with_look_alikes=dict(sorted(crude.items())),
+        of_them_without_a_find=dict(sorted(missed.items())),
     )
     assert found["any"]
     assert not missed["EMAIL"]

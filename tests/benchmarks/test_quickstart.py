@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.side_by_side import print_result
 
 pytestmark = pytest.mark.bench
 TRAINRIG = Path(sys.executable).with_name("trainrig")
@@ -36,15 +37,11 @@ def test_the_whole_path_in_time_and_memory(tmp_path):
         peak = max(peak, measure_memory(tree))
         time.sleep(0.5)
     summary = json.loads(run.stdout.read())
-    print(
-        json.dumps(
-            {
-                "benchmark": "quickstart",
-                "wall_seconds": round(time.monotonic() - began, 1),
-                "peak_gib": round(peak / 2**30, 2),
-                **{key: summary[key] for key in ("seconds", "loss_last", "bits_per_byte")},
-            }
-        )
+    print_result(
+        benchmark="quickstart",
+        wall_seconds=round(time.monotonic() - began, 1),
+        peak_gib=round(peak / 2**30, 2),
+        **{key: summary[key] for key in ("seconds", "loss_last", "bits_per_byte")},
     )
     assert run.returncode == 0
     assert peak < 6 * 2**30  # the limit that README promises for any machine

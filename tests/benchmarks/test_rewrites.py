@@ -1,19 +1,17 @@
 """CPU seconds of text rewrites, URL signals and URL normalisation on real pages."""
 
+import functools
 import itertools
-import json
 import random
-import statistics
-import time
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import tldextract
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
 from support import side_by_side
+from support.side_by_side import measure_pace, print_result
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
 from trainrig.corpus.rewrite.characters import load_fixer
@@ -24,34 +22,6 @@ pytestmark = [pytest.mark.bench, pytest.mark.data]
 
 ROUNDS = 5
 BATCH = 5_000  # URLs
-
-
-@pytest.fixture(scope="module")
-def pages(test_data: Path) -> list[tuple[str, str]]:
-    """Return the URL and text of each page."""
-    found = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                text = extract_plain_text(page, main_content=True)
-                found.append((record.headers["WARC-Target-URI"], text))
-    return found
-
-
-def measure_pace(work: Callable[[], object], amount: float) -> dict[str, float]:
-    """Return `amount` per CPU second: the median of ROUNDS, the minimum and the maximum."""
-    work()
-    paces = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        work()
-        paces.append(amount / (time.process_time() - began))
-    return {
-        "median": round(statistics.median(paces), 1),
-        "from": round(min(paces), 1),
-        "to": round(max(paces), 1),
-    }
 
 
 @pytest.mark.parametrize(
@@ -68,21 +38,17 @@ def measure_pace(work: Callable[[], object], amount: float) -> dict[str, float]:
 def test_rewrites(pages: list[tuple[str, str]], rewrite: Rewrite):
     texts = [text for _, text in pages]
     megabytes = sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(rewrite.apply(text, "en")[1])
+    counts = sum((Counter(rewrite.apply(text, "en")[1]) for text in texts), Counter[str]())
     speed = measure_pace(lambda: [rewrite.apply(text, "en") for text in texts], megabytes)
-    print(
-        json.dumps(
-            {
-                "benchmark": f"rewrite {rewrite!r}",
-                "megabytes": round(megabytes, 1),
-                "mb_per_cpu_second": speed,
-                "microseconds_for_5_kb": round(5_000 / speed["median"]),
-                "counts": counts,
-            }
-        )
+    words = measure_pace(lambda: [re.findall(r"\w+", text) for text in texts], megabytes)
+    print_result(
+        benchmark=f"rewrite {rewrite!r}",
+        megabytes=round(megabytes, 1),
+        mb_per_cpu_second=speed,
+        microseconds_for_5_kb=round(5_000 / speed["median"]),
+        counts=counts,
     )
+    assert speed["median"] > words["median"] / 5  # of the pace of finding words by `re`
 
 
 def test_repair_compared_with_ftfy_on_all_text(pages: list[tuple[str, str]]):
@@ -123,26 +89,17 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
         for at in range(0, len(urls), BATCH):
             signals.measure(urls[at : at + BATCH])
 
+    tasks: dict[str, Callable[[Sequence[str]], object]] = {
+        "signals": measure,
+        "normalised": lambda urls: [normalise_url(url) for url in urls],
+        "keys": lambda urls: [compute_url_key(url) for url in urls],
+        "tldextract_alone": lambda urls: [extract(url) for url in urls],
+    }
     for name, urls in (("of real pages", real), ("each on its own host", strange)):
-        print(
-            json.dumps(
-                {
-                    "benchmark": f"URLs {name}",
-                    "urls": len(urls),
-                    "listed_domains": len(lists["domains"]),
-                    "listed_words": 600,
-                    "signals_per_cpu_second": measure_pace(
-                        lambda urls=urls: measure(urls), len(urls)
-                    ),
-                    "normalised_per_cpu_second": measure_pace(
-                        lambda urls=urls: [normalise_url(url) for url in urls], len(urls)
-                    ),
-                    "keys_per_cpu_second": measure_pace(
-                        lambda urls=urls: [compute_url_key(url) for url in urls], len(urls)
-                    ),
-                    "tldextract_alone_per_cpu_second": measure_pace(
-                        lambda urls=urls: [extract(url) for url in urls], len(urls)
-                    ),
-                }
-            )
-        )
+        paces = {
+            task: measure_pace(functools.partial(work, urls), len(urls))
+            for task, work in tasks.items()
+        }
+        print_result(benchmark=f"URLs {name}", urls=len(urls), per_cpu_second=paces)
+        for task in ("signals", "normalised", "keys"):
+            assert paces[task]["median"] > paces["tldextract_alone"]["median"] / 4, task

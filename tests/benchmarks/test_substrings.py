@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pydivsufsort
 import pytest
 from support import side_by_side
 from support.edited_pages import read_texts
+from support.side_by_side import measure_pace, print_result
 
 from trainrig.corpus.repeated_text.common_lines import (
     CommonLines,
@@ -74,23 +74,6 @@ def batches(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
     for start in range(0, len(texts), BATCH):
         some = texts[start : start + BATCH]
         yield some, np.arange(start, start + len(some))
-
-
-def measure_pace(
-    work: Callable[[], object], megabytes: float, rounds: int = ROUNDS
-) -> dict[str, float]:
-    """Return megabytes per CPU second: the median of some rounds, the minimum and the maximum."""
-    work()
-    paces = []
-    for _ in range(rounds):
-        began = time.process_time()
-        work()
-        paces.append(megabytes / (time.process_time() - began))
-    return {
-        "median": round(statistics.median(paces), 1),
-        "from": round(min(paces), 1),
-        "to": round(max(paces), 1),
-    }
 
 
 @pytest.mark.parametrize("ascii_only", [True, False], ids=["ascii", "all"])
@@ -193,16 +176,10 @@ def measure_size(data: Path, megabytes: int, folder: Path, memory: int) -> dict[
 def test_substrings(test_data: Path, tmp_path: Path, memory: int):
     results = [measure_size(test_data, size, tmp_path, memory) for size in (10, 100)]
     small, large = results
-    print(
-        json.dumps(
-            {
-                "benchmark": f"exact substrings, {memory // 2**20} MiB for an array",
-                "sizes": results,
-                "seconds_for_10_times_the_text": round(
-                    large["cpu_seconds"] / small["cpu_seconds"], 2
-                ),
-            }
-        )
+    print_result(
+        benchmark=f"exact substrings, {memory // 2**20} MiB for an array",
+        sizes=results,
+        seconds_for_10_times_the_text=round(large["cpu_seconds"] / small["cpu_seconds"], 2),
     )
     assert large["megabytes_per_cpu_second"] >= 8 or memory < 2**31
 
@@ -221,15 +198,11 @@ def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
         work = functools.partial(run_all_phases, texts, ExactSubstrings(), tmp_path)
         speed = measure_pace(work, megabytes, rounds=3)
         share = work()["bytes_cut"] / 1e6 / megabytes
-        print(
-            json.dumps(
-                {
-                    "benchmark": f"exact substrings, {name}",
-                    "megabytes": round(megabytes, 1),
-                    "mb_per_cpu_second": speed,
-                    "share_cut": round(share, 3),
-                }
-            )
+        print_result(
+            benchmark=f"exact substrings, {name}",
+            megabytes=round(megabytes, 1),
+            mb_per_cpu_second=speed,
+            share_cut=round(share, 3),
         )
         assert least <= share <= 1
 

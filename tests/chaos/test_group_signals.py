@@ -229,7 +229,7 @@ def test_a_signal_to_the_group_ends_the_driver_as_unfinished_and_leaves_no_proce
     SIGNALS[how](first)
     assert first.wait() == 75, first.said.read_text()
     # A driver whose thread waits for Ray does not wait for the processes that it has killed.
-    wait_until(lambda: not first.list_left(), first.describe_left, seconds=20)
+    wait_until(lambda: not first.list_left(), first.describe_left)
     assert list(short_folder.glob("trainrig-ray-*")) == []
     (line,) = first.list_lines()
     assert f"stopped by {'SIGHUP' if how == 'SIGHUP' else 'SIGTERM'}; " in line

@@ -1,21 +1,21 @@
 """Stages on two nodes, one of which dies, and another of which joins, make the same bytes."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from support.faults import Aside
+from support.file_hashes import hash_files
 from support.raylets import Raylets
 from support.waiting import wait_until
 
 from trainrig import config, storage
-from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
+from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.warc_and_arc import write_warc
-from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.ray_runtime import ray_session
 from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.sweep import Sweep, sweep
@@ -39,15 +39,6 @@ def write_pages(folder: Path) -> None:
             for at, text in enumerate(texts)
         ]
         write_warc(str(folder / f"{number}.warc.gz"), pages)
-
-
-def hash_results(output: str) -> Mapping[str, str]:
-    """Return the hashes of the files in `output`, except of those that tell times."""
-    return {
-        path.removeprefix(output): storage.compute_sha256(path)
-        for path in storage.list_files(output)
-        if path.rpartition("/")[2] not in {CLAIM, MANIFEST, REPORT_PAGE}
-    }
 
 
 def run_on_changing_nodes(
@@ -87,8 +78,8 @@ def test_a_curation_that_loses_a_node_and_gets_another_makes_the_same_bytes(
         lambda: curate(runs[2]),
         lambda: any(path.endswith(".parquet") for path in storage.list_files(changed)),
     )
-    made = hash_results(changed)
-    assert made == hash_results(runs[0].output)
+    made = hash_files(changed)
+    assert made == hash_files(runs[0].output)
     assert sum(path.startswith("/kept/") for path in made) == FILES
 
 

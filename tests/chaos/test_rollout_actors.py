@@ -12,6 +12,7 @@ import time
 
 import pytest
 from support import faults
+from support.remembered import remember
 from support.rollout_runs import read_stored_batches
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -70,15 +71,12 @@ def make_job(tokens, tmp_path_factory):
 @pytest.fixture(scope="module")
 def straight(make_job, ranks, tmp_path_factory):
     """Return a function that makes an undisturbed run of one rank without Ray: `straight(…)`."""
-    made = {}
 
+    @remember
     def run(**rollouts):
-        key = tuple(rollouts.items())
-        if key not in made:
-            job = make_job(tmp_path_factory.mktemp("straight") / "run", **rollouts)
-            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[key] = job
-        return made[key]
+        job = make_job(tmp_path_factory.mktemp("straight") / "run", **rollouts)
+        ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job
 
     return run
 

@@ -12,11 +12,12 @@ from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
+from support.file_hashes import hash_files
 from support.text_signatures import jaccard, shingle
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
-from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
+from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
 from trainrig.corpus.curation_settings import Buckets, CurationSource, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.search_passes import list_steps
@@ -30,7 +31,7 @@ from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.errors import ConfigError, DataError, OutputTaken
-from trainrig.manifest import CLAIM, MANIFEST
+from trainrig.manifest import MANIFEST
 from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter
 
 NOUNS = ["river", "bridge", "garden", "window", "letter", "market", "summer", "engine", "valley"]
@@ -141,18 +142,6 @@ def make_run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Cur
     write_warc(str(folder / "pages.warc.gz"), pages)
     source = CurationSource(name="pages", paths=(str(folder / "pages.warc.gz"),))
     return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
-
-
-def hash_files(output: str) -> dict[str, str]:
-    """Return the SHA-256 of files that are the same each time, keyed by the path below `output`.
-
-    Claim, manifest and report contain times and versions.
-    """
-    return {
-        path.removeprefix(f"{output}/"): storage.compute_sha256(path)
-        for path in storage.list_files(output)
-        if path.rpartition("/")[2] not in {CLAIM, MANIFEST, REPORT_PAGE}
-    }
 
 
 def read_verdicts(output: str) -> dict[str, list[str | None]]:

@@ -40,14 +40,12 @@ def port() -> Iterator[int]:
 
 
 def test_a_named_cluster_must_accept_connections(
-    port: int, monkeypatch: pytest.MonkeyPatch
+    port: int, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
     for address, severity in (
         (f"127.0.0.1:{port}", "ok"),
         (f"ray://127.0.0.1:{port}", "ok"),
-        (f"127.0.0.1:{closed}", "problem"),
+        (f"127.0.0.1:{closed_port}", "problem"),
         ("127.0.0.1", "problem"),
         ("host:port", "problem"),
     ):

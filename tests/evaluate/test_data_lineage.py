@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.token_folders import make_encoder
+from support.tiny_models import write_untrained_model
 from typer.testing import CliRunner
 
 from trainrig import manifest, storage
@@ -97,19 +97,6 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         trace_lineage(str(tmp_path / "nowhere"))
 
 
-def write_base(folder: Path) -> str:
-    """Write a model that no run made, as an import does, and return its checkpoint."""
-    from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-
-    encoder = make_encoder()
-    sizes = DecoderConfig(
-        layers=1, channels=16, heads=2, positions=32, vocabulary=encoder.vocabulary_size
-    )
-    model = Decoder(sizes)
-    initialise(model, seed=1)
-    return checkpoint.write_model(str(folder), sizes, encoder.text, model.state_dict())
-
-
 def flip_byte(path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -124,7 +111,7 @@ def find_weights(path: str) -> Path:
 
 
 def test_damaged_weights_of_a_model_without_a_run_are_not_verified(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base")
+    base = write_untrained_model(tmp_path / "base")
     assert trace_lineage(base, verify=True).verified
     resolved = checkpoint.resolve(base)
     key = checkpoint.compute_content_key(resolved)
@@ -162,7 +149,7 @@ def test_a_damaged_input_does_not_stop_the_card_of_a_checkpoint(model: str, tmp_
 def test_folders_of_other_users_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = write_base(tmp_path / "base")
+    base = write_untrained_model(tmp_path / "base")
     (tmp_path / "private").mkdir()
     list_folders = storage.list_folders
     read = storage.read

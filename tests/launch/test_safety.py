@@ -59,7 +59,7 @@ def call_server(port, method, *metadata):
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(method)
         try:
-            call(b"", metadata=metadata, timeout=30)
+            call(b"", metadata=metadata, timeout=60)
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK

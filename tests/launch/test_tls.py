@@ -79,7 +79,7 @@ def call_control_store(port, credentials):
     with channel:
         call = channel.unary_unary(NODES)
         try:
-            call(b"", metadata=[("authorization", f"Bearer {token}")], timeout=10)
+            call(b"", metadata=[("authorization", f"Bearer {token}")], timeout=60)
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK

@@ -1,8 +1,10 @@
 """Fused projections, compared with separate ones."""
 
+import functools
+
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.operator_counts import CountedOperators
 
 from trainrig.models.architecture.attention_settings import (
     AttentionSettings,
@@ -123,17 +125,10 @@ def test_names_and_values_of_parameters_are_unchanged():
     assert all(torch.equal(value, fused[name]) for name, value in plain.items())
 
 
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        aten = torch.ops.aten
-        self.count += function in (aten.mm.default, aten.addmm.default)
-        return function(*args, **(kwargs or {}))
+Products = functools.partial(
+    CountedOperators,
+    lambda operator: operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default),
+)
 
 
 @pytest.mark.parametrize(

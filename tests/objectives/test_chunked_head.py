@@ -1,7 +1,9 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.operator_counts import CountedOperators
 
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import chunked_head, cross_entropy
@@ -132,16 +134,9 @@ def test_weights_multiply_nats_and_their_gradients(case, again):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-class Products(TorchDispatchMode):
-    """Counter of the matrix products computed inside the block."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function._schema.name in ("aten::mm", "aten::addmm_")
-        return function(*args, **(kwargs or {}))
+Products = functools.partial(
+    CountedOperators, lambda operator: operator._schema.name in ("aten::mm", "aten::addmm_")
+)
 
 
 @pytest.mark.parametrize("objective", [CausalLM(), SFT(), SFT(z_loss=0.1), Distillation()])

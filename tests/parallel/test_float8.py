@@ -1,7 +1,9 @@
+import functools
+
 import pytest
 import torch
+from support.operator_counts import CountedOperators
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.float8 import check_float8, use_float8
@@ -82,16 +84,9 @@ def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
         assert torch.equal(plain, graph)
 
 
-class Products(TorchDispatchMode):
-    """Counter of products in 8 bits."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.count += operator == torch.ops.aten._scaled_mm.default
-        return operator(*args, **(kwargs or {}))
+Products = functools.partial(
+    CountedOperators, lambda operator: operator == torch.ops.aten._scaled_mm.default
+)
 
 
 @pytest.mark.parametrize(("kept", "again"), [(Selective(), 0), (Full(), 2), (None, 0)])

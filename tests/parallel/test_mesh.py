@@ -1,3 +1,5 @@
+import os
+import signal
 import socket
 from datetime import timedelta
 
@@ -53,6 +55,16 @@ def test_the_listening_rank_probes_no_port(door, joined):
 def test_torch_reports_a_port_that_never_listens(door, joined):
     join_group(1, 2, format_rendezvous(door), timedelta(0))
     assert joined == [1]
+
+
+def test_ranks_that_died_fail_one_task_alone(mortal_ranks):
+    mortal_ranks(1, "mesh")
+    (process,) = mortal_ranks.start(1, "mesh")
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises((EOFError, ConnectionError)):
+        for _ in range(9):  # an answer may have been sent before the death
+            mortal_ranks(1, "mesh")
+    assert len(mortal_ranks(1, "mesh")) == 1
 
 
 def test_all_ranks_lie_along_one_axis(ranks):

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.tuning_fixtures import build_tuning
 
 from trainrig.errors import ConfigError
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.posttrain.tuning.fine_tuning import posttrain
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.evaluations import read_views
@@ -28,18 +28,12 @@ def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
 
     def run(workers, rows, kind="conversations", output="tuned", **changes):
         encode_rows(rows, kind, rows=kind, held_out=0.3, sequence_length=47)
-        given = {
-            "stage": "posttrain",
-            "checkpoint": fresh,
-            "conversations": str(tmp_path / kind),
-            "output": str(tmp_path / output),
-            "workers": workers,
-            "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
-            "comparison": {"prompts": 2, "answer_tokens": 9, "text": tokens, "rows": 3},
-            "training": {"steps": 5, "optimizer": {"kind": "AdamW", "lr": 0.01}},
-        }
-        posttrain(FineTuning.model_validate(given | changes))
-        return given["output"]
+        comparison = {"prompts": 2, "answer_tokens": 9, "text": tokens, "rows": 3}
+        given = {"workers": workers, "comparison": comparison} | changes
+        rows = str(tmp_path / kind)
+        made = build_tuning(fresh, rows, tmp_path / output, None, {"steps": 5}, **given)
+        posttrain(made)
+        return made.output
 
     return run
 

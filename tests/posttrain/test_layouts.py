@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.tuning_fixtures import build_tuning
 
 from trainrig.check import describe
 from trainrig.errors import ConfigError
@@ -14,7 +15,6 @@ from trainrig.posttrain.huggingface.peft_adapters import export_adapter
 from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.preference_rows import needs_references
 from trainrig.posttrain.tuning.references import compute_references
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
@@ -72,23 +72,15 @@ def tuning(fresh, encode_rows, tmp_path):
         batches = {"sequence_length": 48, "global_batch": 4, "micro_batch": 2}
         if name == "conversations":  # rows as wide as their longest, so widths may be odd
             batches["packing"] = "none"
-        given = {
-            "stage": "posttrain",
-            "checkpoint": start,
-            "conversations": str(tmp_path / name),
-            "output": str(tmp_path / output),
-            "workers": workers or int(np.prod(degrees, dtype=int)),
-            "batches": batches,
-            "objective": {"kind": kind},
-            "training": {
-                "steps": 6,
-                "optimizer": {"kind": "AdamW", "lr": 0.01},
-                "schedule": {"kind": "Constant"},
-                "held_out": {"every": 3, "rows": 4},
-                "parallel": {"kind": "FSDP", **(parallel or {})},
-            },
+        training = {
+            "schedule": {"kind": "Constant"},
+            "held_out": {"every": 3, "rows": 4},
+            "parallel": {"kind": "FSDP", **(parallel or {})},
         }
-        return FineTuning.model_validate(given | changes)
+        workers = workers or int(np.prod(degrees, dtype=int))
+        given = {"workers": workers, "batches": batches} | changes
+        encoded_rows = str(tmp_path / name)
+        return build_tuning(start, encoded_rows, tmp_path / output, kind, training, **given)
 
     return make
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.tuning_fixtures import build_tuning
 from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.references import TRAIN, StoredReferences, compute_references
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint
@@ -39,22 +39,13 @@ def tuning(fresh, tmp_path):
     """Return `tuning(folder, objective={…}, lora={…})`, which makes a run file."""
 
     def make(conversations, output="tuned", **changes):
-        given = {
-            "stage": "posttrain",
-            "checkpoint": fresh,
-            "conversations": conversations,
-            "output": str(tmp_path / output),
-            "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
-            "objective": {"kind": "DPO"},
-            "training": {
-                "steps": 6,
-                "optimizer": {"kind": "AdamW", "lr": 0.003},
-                "schedule": {"kind": "Constant"},
-                "held_out": {"every": 3, "rows": 4},
-                "checkpoints": {"every": 3, "keep": 9},
-            },
+        training = {
+            "optimizer": {"kind": "AdamW", "lr": 0.003},
+            "schedule": {"kind": "Constant"},
+            "held_out": {"every": 3, "rows": 4},
+            "checkpoints": {"every": 3, "keep": 9},
         }
-        return FineTuning.model_validate(given | changes)
+        return build_tuning(fresh, conversations, tmp_path / output, "DPO", training, **changes)
 
     return make
 

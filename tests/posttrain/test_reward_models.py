@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from support.tuning_fixtures import build_tuning
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
@@ -17,7 +18,6 @@ from trainrig.posttrain.row_run_files import AnswerScoring
 from trainrig.posttrain.stages.score_stage import score_rows
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, STEP_LABELS
 from trainrig.train import checkpoint
@@ -43,22 +43,14 @@ def tuning(fresh, tmp_path):
     """Return `tuning(output, objective={…}, lora={…})`: a run file on the folder `encoded`."""
 
     def make(output="reward", **changes):
-        given = {
-            "stage": "posttrain",
-            "checkpoint": fresh,
-            "conversations": str(tmp_path / "encoded"),
-            "output": str(tmp_path / output),
-            "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
-            "objective": {"kind": "Reward"},
-            "training": {
-                "steps": 12,
-                "optimizer": {"kind": "AdamW", "lr": 0.01},
-                "schedule": {"kind": "Constant"},
-                "held_out": {"every": 6, "rows": 8},
-                "checkpoints": {"every": 6},
-            },
+        training = {
+            "steps": 12,
+            "schedule": {"kind": "Constant"},
+            "held_out": {"every": 6, "rows": 8},
+            "checkpoints": {"every": 6},
         }
-        return FineTuning.model_validate(given | changes)
+        encoded = str(tmp_path / "encoded")
+        return build_tuning(fresh, encoded, tmp_path / output, "Reward", training, **changes)
 
     return make
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from support.small_disk import mount_small_disk
+from support.waiting import PATIENCE
 
 from trainrig import storage
 from trainrig.errors import ClusterError
@@ -103,7 +104,7 @@ def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     monkeypatch.setattr(storage, "write", seen)
     appender = open_appender(f"{s3}/log.jsonl", "one")
     appender.write(b"a line\n")
-    assert put.wait(30)
+    assert put.wait(PATIENCE)
     assert list(read_lines(f"{s3}/log.jsonl")) == [b"a line"]
     appender.close()
 
@@ -118,13 +119,13 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
 
     def slow(path, data):
         asked.set()
-        assert answers.wait(60)
+        assert answers.wait(PATIENCE)
         write(path, data)
 
     monkeypatch.setattr(storage, "write", slow)
     appender = open_appender(f"{s3}/log.jsonl", "one")
     appender.write(b"first\n")
-    assert asked.wait(30)
+    assert asked.wait(PATIENCE)
     for line in number_lines(0, 90):
         appender.write(line + b"\n")
     answers.set()
@@ -143,7 +144,7 @@ def test_an_error_of_the_bucket_is_raised_at_the_next_write(s3, monkeypatch):
     appender = open_appender(f"{s3}/log.jsonl", "one")
     monkeypatch.setattr(storage, "write", refuse)
     appender.write(b"first\n")
-    appender._thread.join(30)  # type: ignore[attr-defined]
+    appender._thread.join(PATIENCE)  # type: ignore[attr-defined]
     for again in (appender.flush, appender.close, lambda: appender.write(b"second\n")):
         with pytest.raises(ClusterError, match="503"):
             again()

@@ -3,6 +3,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import PATIENCE
 
 from trainrig.processes.heartbeats import (
     UNSUPERVISED,
@@ -35,7 +36,7 @@ class Supervisor:
 
     def heard(self, true_of):
         with self._news:
-            assert self._news.wait_for(lambda: any(map(true_of, self.beats)), timeout=30)
+            assert self._news.wait_for(lambda: any(map(true_of, self.beats)), timeout=PATIENCE)
 
 
 def make_reporter(supervisor):

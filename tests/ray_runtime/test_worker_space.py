@@ -1,5 +1,6 @@
 """Space for workers: decided on tables of nodes, and on raylets with pretended GPUs."""
 
+import functools
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import wait_until
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.manifest import FileSum
@@ -263,12 +265,19 @@ def small_memory() -> Iterator[None]:
     cluster.shutdown()
 
 
-def make_timed_work() -> Work:
+def wait_for_workers(folder: Path, count: int) -> None:
+    """Take a moment, and longer until `count` workers have begun."""
+    (folder / str(os.getpid())).touch()
+    wait_until(lambda: len(list(folder.iterdir())) >= count)
+    time.sleep(0.5)  # so that more than `count` run at a time if they may
+
+
+def make_timed_work(folder: Path, at_a_time: int) -> Work:
     """Return work that takes a moment and reports when it began and ended."""
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         began = time.monotonic()
-        time.sleep(0.5)  # so that all workers that may run at a time do
+        wait_for_workers(folder, at_a_time)
         return {"began": began, "ended": time.monotonic()}, {}
 
     return work
@@ -285,7 +294,10 @@ def test_ray_places_workers_by_their_memory(
     monkeypatch.setattr(worker_space, "_limit_to_memory", lambda most, *_: most)
     splits = [Split(f"split-{number}", {}) for number in range(8)]
     for memory, at_a_time in ((2**29, 2), (2 * GIB, 1)):
-        phase = Phase(str(tmp_path / str(memory)), make_timed_work, memory=memory)
+        begun = tmp_path / f"begun-{memory}"
+        begun.mkdir()
+        make_work = functools.partial(make_timed_work, begun, at_a_time)
+        phase = Phase(str(tmp_path / str(memory)), make_work, memory=memory)
         split_processing.map_splits(phase, splits, 4, brief=brief)
         times = [record.counts for record in phase.read_results(splits)]
         running = [
@@ -341,11 +353,11 @@ def find_here() -> dict[str, Any]:
     }
 
 
-def make_work() -> Work:
-    """Return work that reports where it runs."""
+def make_work(folder: Path) -> Work:
+    """Return work that reports where it runs, once two workers have begun."""
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        time.sleep(0.5)  # so that one worker does not process all splits
+        wait_for_workers(folder, 2)
         return find_here(), {}
 
     return work
@@ -362,22 +374,22 @@ def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
     connecting = threading.Thread(target=ray_session.connect, args=(4, "workers", True))
     with caplog.at_level(logging.INFO, "trainrig"):
         connecting.start()
-        while not caplog.messages:
-            assert connecting.is_alive()
-            time.sleep(0.1)
+        wait_until(lambda: caplog.messages or not connecting.is_alive())
         node = growing.add(num_cpus=3, num_gpus=2)
         connecting.join(120)
     assert not connecting.is_alive()
     assert caplog.messages[0].startswith("workers: 4 workers of 1 CPU each, but Ray has 2 logical")
 
-    phase = Phase(str(tmp_path / "models"), make_work)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    phase = Phase(str(tmp_path / "models"), functools.partial(make_work, begun))
     split_processing.map_splits(phase, splits, 4, models=True)
     seen = [record.counts for record in phase.read_results(splits)]
     assert {where["node"] for where in seen} == {node}
     assert len({where["process"] for where in seen}) == 2
     assert {where["seen"] for where in seen} == {"0", "1"}
 
-    phase = Phase(str(tmp_path / "cores"), make_work)
+    phase = Phase(str(tmp_path / "cores"), functools.partial(make_work, begun))
     split_processing.map_splits(phase, splits, 4)
     assert all(record.counts["devices"] == [] for record in phase.read_results(splits))
 

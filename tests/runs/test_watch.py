@@ -35,7 +35,7 @@ def server() -> Iterator[PageServer]:
 def ask(
     server: PageServer, path: str, method: str = "GET", host: str | None = None
 ) -> tuple[int, str, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection(ADDRESS, server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection(ADDRESS, server.server_address[1], timeout=60)
     headers = {"Host": host} if host else {}
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
@@ -68,7 +68,7 @@ def test_a_hundred_strangers_delay_no_request_and_are_disconnected(
     with contextlib.ExitStack() as held:
         strangers = list[socket.socket]()
         for _ in range(100):
-            stranger = socket.create_connection((ADDRESS, server.server_address[1]), timeout=10)
+            stranger = socket.create_connection((ADDRESS, server.server_address[1]), timeout=60)
             strangers.append(held.enter_context(stranger))
             stranger.sendall(words)
         assert ask(server, f"/{server.token}/")[:2] == (200, "page 0")

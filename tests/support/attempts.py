@@ -1,8 +1,10 @@
 """Attempts of a run without Ray, one after the other, as a supervisor starts them."""
 
+import dataclasses
 import signal
 from typing import Any
 
+from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic.failure_cause import record_start
 from trainrig.train.run.run_folder import RunFolder
@@ -36,3 +38,12 @@ def continue_run(job: TrainingJob, world: int, group: Any, **arguments: Any) -> 
     attempt = folder.take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
+
+
+def read_whole(ranks: Any, job: TrainingJob) -> Any:
+    """Return the contents of the last checkpoint of `job`, as one process reads it."""
+    found, damages = find_newest_valid(RunFolder(job.folder))
+    assert found is not None and not damages
+    training = job.training.model_copy(update={"parallel": FSDP()})
+    plain = dataclasses.replace(job, training=training)
+    return ranks(1, "tensors", job=plain, resume_from=found.path)[0]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -29,6 +30,12 @@ def read_held_out(job: TrainingJob) -> list[tuple[float, float, float]]:
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
+def read_layer_norms(job: TrainingJob) -> dict[str, float]:
+    """Return the norms by layer that the last step recorded."""
+    last = metrics.read_series(job.folder)[-1]
+    return {name: value for name, value in last.items() if name.endswith("_norm")}
+
+
 def read_samples(job: TrainingJob) -> Any:
     """Return the samples that each step was trained on."""
     return read_trained_samples(RunFolder(job.folder))
@@ -47,17 +54,37 @@ def assert_same(found: Run, expected: Run) -> None:
         np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
-def assert_close(found: Run, expected: Run, held_out: float = 1e-5) -> None:
-    """Assert that two runs differ by rounding alone, in held-out losses by at most `held_out`."""
+def assert_close(
+    found: Run,
+    expected: Run,
+    held_out: float = 1e-5,
+    norms: float = 1e-4,
+    layers: float | None = None,
+    prefix: str = "model.",
+) -> None:
+    """Assert that two runs differ by rounding alone.
+
+    Args:
+        found: The run to check.
+        expected: The run that it is compared with.
+        held_out: Largest difference of held-out losses.
+        norms: Largest relative difference of gradient norms.
+        layers: Largest relative difference of the norms by layer in the last step, if compared.
+        prefix: Prefix of the names of the tensors whose values are compared.
+    """
     job, whole = found
     other, others = expected
     np.testing.assert_allclose(read_losses(job), read_losses(other), rtol=0, atol=1e-5)
-    norms = (read_losses(run, "train/grad_norm") for run in (job, other))
-    np.testing.assert_allclose(*norms, rtol=1e-4)
+    both = (read_losses(run, "train/grad_norm") for run in (job, other))
+    np.testing.assert_allclose(*both, rtol=norms)
     np.testing.assert_allclose(read_held_out(job), read_held_out(other), rtol=0, atol=held_out)
     assert read_held_out(job)
     assert read_samples(job) == read_samples(other)
-    weights = [name for name in whole if name.startswith("model.")]
-    assert weights
-    for name in weights:
+    if layers is not None:
+        by_layer = read_layer_norms(job)
+        assert by_layer == pytest.approx(read_layer_norms(other), rel=layers) and len(by_layer) > 3
+    assert whole.keys() == others.keys()
+    names = [name for name in whole if name.startswith(prefix)]
+    assert names
+    for name in names:
         np.testing.assert_allclose(whole[name], others[name], rtol=0, atol=1e-4, err_msg=name)

@@ -18,6 +18,8 @@ from unittest import mock
 
 import pytest
 
+from support.remembered import remember
+
 if TYPE_CHECKING:
     from support.ranks.groups import Ranks
     from support.raylets import Raylets
@@ -36,22 +38,19 @@ def undisturbed(
     """
     from trainrig.train.run.run_folder import RunFolder
 
-    made: dict[int, TrainingJob] = {}
-
+    @remember
     def run(steps: int) -> TrainingJob:
-        if steps not in made:
-            training = {
-                "steps": steps,
-                "checkpoints": {"every": 4, "keep": 2},
-                "held_out": {"every": 6, "rows": 8},
-                "faults": {"hang_seconds": 3.0, "max_restarts": 9},
-            }
-            folder = tmp_path_factory.mktemp(f"undisturbed-{steps}")
-            # The longer runs read the tiny tokens many times.
-            job = make_job(folder, training=training, batches={"epochs": 1e6})
-            ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[steps] = job
-        return made[steps]
+        training = {
+            "steps": steps,
+            "checkpoints": {"every": 4, "keep": 2},
+            "held_out": {"every": 6, "rows": 8},
+            "faults": {"hang_seconds": 3.0, "max_restarts": 9},
+        }
+        folder = tmp_path_factory.mktemp(f"undisturbed-{steps}")
+        # The longer runs read the tiny tokens many times.
+        job = make_job(folder, training=training, batches={"epochs": 1e6})
+        ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job
 
     return run
 

@@ -6,6 +6,7 @@ are used, so that a test of a command line does not wait for torch.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -196,3 +197,11 @@ def task_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     from support import tiny_runs
 
     return tiny_runs.write_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Yield a port that refuses connections, and keep other processes from listening on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

@@ -18,6 +18,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from support.processes import find_free_ports
+
 # Google's XML interface is S3's, except for the names of some headers.
 GOOGLE_TO_S3 = {
     "x-goog-if-generation-match": ("If-None-Match", "*"),
@@ -80,9 +82,7 @@ def serve_google(s3_server: str) -> Iterator[str]:
 def serve_azure() -> Iterator[str]:
     """Yield the address of Azurite, Microsoft's emulator, which AZURITE or the PATH must name."""
     assert AZURITE is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = find_free_ports(1)
     address = f"http://127.0.0.1:{port}"
     options = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
     with tempfile.TemporaryDirectory() as folder:

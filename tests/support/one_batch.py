@@ -1,5 +1,6 @@
 """Steps of the training loop on one micro-batch that repeats."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -58,21 +59,20 @@ class OneBatch:
 
 
 def make_our_step(
-    sizes: DecoderConfig = SIZES, **settings: Any
+    sizes: Any = SIZES,
+    objective: Any = None,
+    micro: MicroBatch | None = None,
+    **settings: Any,
 ) -> Callable[[], StepFigures | None]:
-    """Return a step as the training loop takes it: deterministic, clipped."""
+    """Return a step as the training loop takes it: sharded, deterministic, clipped."""
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    job = TrainingJob(
-        folder="",
-        model=sizes,
-        training=training,
-        make_batches=lambda: OneBatch(draw_micro_batch(SEQUENCES, LENGTH, sizes.vocabulary)),
-        tokenizer="",
-    )
+    batch = OneBatch(micro or draw_micro_batch(SEQUENCES, LENGTH, sizes.vocabulary))
+    job = TrainingJob("", sizes, training, lambda: batch, "")
+    if objective is not None:
+        job = dataclasses.replace(job, objective=objective)
     stepper = Stepper(job, ("web",), build_fresh_state(job, find_local_device()), lambda: False)
-    batch = OneBatch(draw_micro_batch(SEQUENCES, LENGTH, sizes.vocabulary))
     share = read_local_batch(batch, 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 

@@ -1,6 +1,7 @@
 """Processes that tests look for, and free ports."""
 
 import contextlib
+import random
 import socket
 
 import psutil
@@ -19,10 +20,17 @@ def has_ended(pid: int, seconds: float = LONG) -> bool:
     return True
 
 
+# Linux gives these ports to nobody who asks for any free port, and Ray's workers have those below.
+# So a process that chooses one is nearly alone with its choice until it listens.
+UNASSIGNED_PORTS = range(20_000, 32_768)
+
+
 def find_free_ports(count: int) -> list[int]:
     """Return ports of this machine that are free now."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().choice(UNASSIGNED_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found

@@ -1,7 +1,7 @@
 """Tiny models and conversations, and sums to learn, for tests of tuning."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import ConversationEncoding
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
@@ -66,3 +67,29 @@ def bench(make_tokens: Callable[..., str], tmp_path: Path, without_ray: None) ->
     found = SumsBench(tmp_path, make_tokens(tmp_path / "made", entries=264))
     found.encode("sums", [found.train])
     return found
+
+
+def build_tuning(
+    checkpoint: str,
+    conversations: str,
+    output: Path | str,
+    objective: str | None = None,
+    training: Mapping[str, Any] | None = None,
+    /,
+    **changes: Any,
+) -> FineTuning:
+    """Return a run file of a few steps on rows of 47 tokens.
+
+    `training` is added to the usual table, and `changes` replace other tables.
+    """
+    given = {
+        "stage": "posttrain",
+        "checkpoint": checkpoint,
+        "conversations": conversations,
+        "output": str(output),
+        "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
+        "training": {"steps": 6, "optimizer": {"kind": "AdamW", "lr": 0.01}, **(training or {})},
+    }
+    if objective is not None:
+        given["objective"] = {"kind": objective}
+    return FineTuning.model_validate(given | changes)

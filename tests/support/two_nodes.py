@@ -72,7 +72,7 @@ class TwoNodes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
-        psutil.wait_procs(family, timeout=20)
+        psutil.wait_procs(family, timeout=60)
 
     def shutdown(self) -> None:
         for name in list(self._processes)[::-1]:

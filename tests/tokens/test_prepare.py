@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.file_hashes import hash_files
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import DataError, OutputTaken
-from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.document_set import JSONL, QUARANTINE, Column, Parquet, normalise_url
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.rows.packing import PackingPlan
@@ -86,15 +86,6 @@ def make_tokenization(folder: str, **changes: Any) -> Tokenization:
     places = {name: f"{folder}/{name}" for name in names} | {"output": f"{folder}/tokens"}
     fixed = {"workers": 0, "held_out": 0.2, "shard_bytes": 1_024, "plans": PLANS}  # a shard a file
     return Tokenization(**{**places, **fixed, **changes})
-
-
-def hash_files(output: str) -> dict[str, str]:
-    """Return the SHA-256 of each file below `output` but claim and manifest, which have times."""
-    return {
-        path.removeprefix(f"{output}/"): storage.compute_sha256(path)
-        for path in storage.list_files(output)
-        if path.rpartition("/")[2] not in {CLAIM, MANIFEST}
-    }
 
 
 def decode_texts(folder: str, split: str) -> dict[str, str]:

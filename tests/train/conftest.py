@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support.remembered import remember
 
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -28,14 +29,12 @@ Straight = Callable[[int], TrainingJob]
 @pytest.fixture(scope="session")
 def straight(ranks, make_job, tmp_path_factory) -> Straight:
     """Return `straight(2)`: the job of a run of STEPS steps by two ranks without a stop."""
-    made: dict[int, TrainingJob] = {}
 
+    @remember
     def run(world: int) -> TrainingJob:
-        if world not in made:
-            job = make_job(tmp_path_factory.mktemp(f"straight-{world}"), training=TRAINING)
-            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[world] = job
-        return made[world]
+        job = make_job(tmp_path_factory.mktemp(f"straight-{world}"), training=TRAINING)
+        ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job
 
     return run
 

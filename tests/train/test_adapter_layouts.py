@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 from support.attempts import continue_run
+from support.compare_runs import read_layer_norms, read_losses
+from support.remembered import remember
 
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives.objective_kinds import DPO, KTO, ORPO, CausalLM
@@ -46,15 +48,13 @@ ROWS = {"CausalLM": None, "DPO": "pairs", "ORPO": "pairs", "KTO": "labelled"}
 @pytest.fixture(scope="module")
 def base(make_job, ranks, tmp_path_factory):
     """Return `base("grouped")`: a checkpoint of that model, trained for a few steps."""
-    known = {}
 
+    @remember
     def make(model):
-        if model not in known:
-            folder = tmp_path_factory.mktemp("base")
-            job = make_job(folder, model=MODELS[model], training={"steps": 3})
-            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[model] = find_newest_valid(RunFolder(job.folder))[0].path
-        return known[model]
+        folder = tmp_path_factory.mktemp("base")
+        job = make_job(folder, model=MODELS[model], training={"steps": 3})
+        ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return find_newest_valid(RunFolder(job.folder))[0].path
 
     return make
 
@@ -62,18 +62,15 @@ def base(make_job, ranks, tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, base, tmp_path_factory):
     """Return `trained(world, "plain", layout)`: the job of a run of 6 steps."""
-    known = {}
 
+    @remember
     def train(world, kind, layout=None, model="grouped", objective="CausalLM", **changes):
-        key = repr((world, kind, layout, model, objective, changes))
-        if key not in known:
-            job = make_adapter_job(
-                make_job, base(model), tmp_path_factory.mktemp("run"), kind, layout or FSDP(),
-                MODELS[model], objective, **changes
-            )  # fmt: skip
-            continue_run(job, world, ranks, tuning=ROWS[objective])
-            known[key] = job
-        return known[key]
+        job = make_adapter_job(
+            make_job, base(model), tmp_path_factory.mktemp("run"), kind, layout or FSDP(),
+            MODELS[model], objective, **changes
+        )  # fmt: skip
+        continue_run(job, world, ranks, tuning=ROWS[objective])
+        return job
 
     return train
 
@@ -108,22 +105,13 @@ def read_contents(job):
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def read_figures(job, name="train/loss"):
-    return [line[name] for line in metrics.read_series(job.folder)]
-
-
 def read_held_out(job):
     return [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)]
 
 
-def read_layer_norms(job):
-    last = metrics.read_series(job.folder)[-1]
-    return {name: value for name, value in last.items() if name.endswith("_norm")}
-
-
 def assert_close(job, alone):
-    np.testing.assert_allclose(read_figures(job), read_figures(alone), rtol=0, atol=1e-5)
-    norms = (read_figures(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
     np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
     assert read_layer_norms(job).keys() == read_layer_norms(alone).keys()
@@ -138,7 +126,7 @@ def assert_close(job, alone):
 
 def assert_same_bits(job, other):
     for name in ("train/loss", "train/grad_norm"):
-        assert read_figures(job, name) == read_figures(other, name)
+        assert read_losses(job, name) == read_losses(other, name)
     assert read_held_out(job) == read_held_out(other)
     found = read_contents(job)
     expected = read_contents(other)
@@ -213,8 +201,8 @@ def test_preference_tuning_in_copies_of_shared_layers(trained, write_result):
         {
             "steps": STEPS,
             "layout": layout.model_dump(exclude_unset=True),
-            "losses": read_figures(found),
-            "losses_alone": read_figures(alone),
+            "losses": read_losses(found),
+            "losses_alone": read_losses(alone),
             "greatest_difference_of_weights": max(
                 float(abs(value - weights[name]).max())
                 for name, value in read_contents(found).items()

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from support.attempts import read_whole
 from support.compare_runs import assert_close, read_held_out, read_losses
+from support.remembered import remember
 
 from trainrig.errors import ConfigError
-from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run.run_folder import RunFolder
 
 STEPS = 10
@@ -17,37 +18,21 @@ def trained(make_job, ranks, tmp_path_factory):
 
     It returns the job, and the contents of its last checkpoint.
     """
-    known = {}
 
+    @remember
     def train(world, context=None, layout=None):
-        key = repr((world, context, layout))
-        if key not in known:
-            training = {"steps": STEPS}
-            if context is not None:
-                training["parallel"] = {"kind": "FSDP", "context": context} | (layout or {})
-                training["deterministic"] = layout is None
-            folder = tmp_path_factory.mktemp("run")
-            batches = {"attend": "document"}
-            job = make_job(folder, world, training=training, batches=batches)
-            attempt = RunFolder(job.folder).take_attempt(0)
-            ranks(world, "train", job=job, attempt=attempt)
-            found, damages = find_newest_valid(RunFolder(job.folder))
-            assert not damages
-            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
-            known[key] = job, whole
-        return known[key]
+        training = {"steps": STEPS}
+        if context is not None:
+            training["parallel"] = {"kind": "FSDP", "context": context} | (layout or {})
+            training["deterministic"] = layout is None
+        folder = tmp_path_factory.mktemp("run")
+        batches = {"attend": "document"}
+        job = make_job(folder, world, training=training, batches=batches)
+        attempt = RunFolder(job.folder).take_attempt(0)
+        ranks(world, "train", job=job, attempt=attempt)
+        return job, read_whole(ranks, job)
 
     return train
-
-
-def make_plain_job(job):
-    """Return `job` as one process reads its checkpoints."""
-    import dataclasses
-
-    from trainrig.parallel.layout import FSDP
-
-    training = job.training.model_copy(update={"parallel": FSDP()})
-    return dataclasses.replace(job, training=training)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.remembered import remember
 
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives.objective_kinds import DPO
@@ -63,43 +64,40 @@ MODEL = {"layers": 4, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
     """Return `trained("dense", layout)`: the job of a run in that layout (None: one process)."""
-    known = {}
 
+    @remember
     def train(kind, layout):
-        key = repr((kind, layout))
-        if key not in known:
-            base = None
-            if kind == "preferences":
-                base = find_checkpoint(train("dense", None))
-            world = 1 if layout is None else WORLD
-            laid_out = layout or FSDP()
-            mixture = {"feedforward": MIXTURE} if kind == "sparse" else {}
-            training = {
-                "steps": STEPS,
-                "optimizer": {"kind": "AdamW", "lr": 0.003},
-                "parallel": laid_out.model_dump(),
-                "deterministic": laid_out.inexact_by() is None and laid_out.kind != "DDP",
-                "held_out": {"rows": 0 if base else 8, "every": 25},
-            }
-            sizes = {"global_batch": 32, "micro_batch": 4, "attend": "document", "epochs": 1e6}
-            job = make_job(
-                tmp_path_factory.mktemp("run"),
-                world,
-                model=MODEL | mixture,
-                batches=sizes,
-                training=training,
-            )
-            told = {}
-            if base:
-                lora = LoRA(rank=4, targets=("attention.*", "feedforward.*"))
-                adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
-                config = checkpoint.describe(base)[0]
-                job = dataclasses.replace(job, adapter=adapter, model=config, objective=DPO())
-                told["tuning"] = "pairs"
-            attempt = RunFolder(job.folder).take_attempt(0)
-            ranks(world, "train", job=job, attempt=attempt, **told)
-            known[key] = job
-        return known[key]
+        base = None
+        if kind == "preferences":
+            base = find_checkpoint(train("dense", None))
+        world = 1 if layout is None else WORLD
+        laid_out = layout or FSDP()
+        mixture = {"feedforward": MIXTURE} if kind == "sparse" else {}
+        training = {
+            "steps": STEPS,
+            "optimizer": {"kind": "AdamW", "lr": 0.003},
+            "parallel": laid_out.model_dump(),
+            "deterministic": laid_out.inexact_by() is None and laid_out.kind != "DDP",
+            "held_out": {"rows": 0 if base else 8, "every": 25},
+        }
+        sizes = {"global_batch": 32, "micro_batch": 4, "attend": "document", "epochs": 1e6}
+        job = make_job(
+            tmp_path_factory.mktemp("run"),
+            world,
+            model=MODEL | mixture,
+            batches=sizes,
+            training=training,
+        )
+        told = {}
+        if base:
+            lora = LoRA(rank=4, targets=("attention.*", "feedforward.*"))
+            adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
+            config = checkpoint.describe(base)[0]
+            job = dataclasses.replace(job, adapter=adapter, model=config, objective=DPO())
+            told["tuning"] = "pairs"
+        attempt = RunFolder(job.folder).take_attempt(0)
+        ranks(world, "train", job=job, attempt=attempt, **told)
+        return job
 
     return train
 

@@ -5,11 +5,12 @@ import signal
 
 import numpy as np
 import pytest
+from support.attempts import read_whole
 from support.compare_runs import assert_close, assert_same, read_losses
+from support.remembered import remember
 from support.waiting import wait_until
 
 from trainrig.errors import ConfigError
-from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run.run_folder import RunFolder
@@ -27,55 +28,34 @@ EXPERT = {"kind": "FSDP", "expert": {"ranks": 2}}
 
 
 @pytest.fixture(scope="module")
-def contents(ranks):
-    """Return `contents(job)`: full tensors of its last checkpoint, as one process reads them."""
-
-    def read(job):
-        found, damages = find_newest_valid(RunFolder(job.folder))
-        assert not damages
-        return ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)[0]
-
-    return read
-
-
-@pytest.fixture(scope="module")
-def trained(make_job, ranks, contents, tmp_path_factory):
+def trained(make_job, ranks, tmp_path_factory):
     """Return `trained(world, expert, mixture, layout)`: a run of 10 steps.
 
     It returns the job, and all contents of its last checkpoint.
     """
-    known = {}
 
+    @remember
     def train(world, expert=None, mixture="softmax", layout=None):
-        key = repr((world, expert, mixture, layout))
-        if key not in known:
-            parallel = {"kind": "FSDP"} | (layout or {})
-            if expert is not None:
-                parallel["expert"] = {"ranks": expert}
-            job = make_job(
-                tmp_path_factory.mktemp("run"),
-                world,
-                training={
-                    "steps": STEPS,
-                    "parallel": parallel,
-                    "deterministic": layout is None,
-                    "held_out": {"rows": 7, "every": 5},
-                    "checkpoints": {"every": 2},
-                },
-                model={"feedforward": {"kind": "MixtureOfExperts"} | MIXTURES[mixture]},
-                batches={"micro_batch": 4, "global_batch": 16},
-            )
-            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = job, contents(job)
-        return known[key]
+        parallel = {"kind": "FSDP"} | (layout or {})
+        if expert is not None:
+            parallel["expert"] = {"ranks": expert}
+        job = make_job(
+            tmp_path_factory.mktemp("run"),
+            world,
+            training={
+                "steps": STEPS,
+                "parallel": parallel,
+                "deterministic": layout is None,
+                "held_out": {"rows": 7, "every": 5},
+                "checkpoints": {"every": 2},
+            },
+            model={"feedforward": {"kind": "MixtureOfExperts"} | MIXTURES[mixture]},
+            batches={"micro_batch": 4, "global_batch": 16},
+        )
+        ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job, read_whole(ranks, job)
 
     return train
-
-
-def make_plain_job(job):
-    """Return `job` as one process reads its checkpoints."""
-    training = job.training.model_copy(update={"parallel": FSDP()})
-    return dataclasses.replace(job, training=training)
 
 
 def mark_soak(*values):
@@ -164,17 +144,17 @@ def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_pat
 
 
 @pytest.mark.slow
-def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
+def test_data_workers_may_come_and_go(trained, ranks, tmp_path):
     """One replica is used, then two, then one again."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     continue_run(job, 2, ranks, until=3)
     continue_run(job, 4, ranks, until=7)
     continue_run(job, 2, ranks)
-    assert_same((job, contents(job)), trained(2, 2, "capacity"))
+    assert_same((job, read_whole(ranks, job)), trained(2, 2, "capacity"))
 
 
 @pytest.mark.chaos
-def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
+def test_data_workers_may_be_killed(trained, mortal_ranks, ranks, tmp_path):
     """Ranks hang in turn on the data of a step until they are killed, and the run continues."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
@@ -200,12 +180,12 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
         mortal_ranks.end()
         assert find_newest_valid(RunFolder(job.folder))[0].step == saved
     continue_run(job, 2, mortal_ranks)
-    assert_same((job, contents(job)), trained(2, 2, "capacity"))
+    assert_same((job, read_whole(ranks, job)), trained(2, 2, "capacity"))
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_workers_of_ray_divide_experts(local_ray, ranks, contents, make_run, tmp_path):
+def test_workers_of_ray_divide_experts(local_ray, ranks, make_run, tmp_path):
     """Two workers of Ray give the bits of two ranks without Ray."""
     run = make_run(
         tmp_path / "run",
@@ -220,7 +200,7 @@ def test_workers_of_ray_divide_experts(local_ray, ranks, contents, make_run, tmp
     job = dataclasses.replace(prepare(run), folder=str(plainly))
     ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     by_ray = dataclasses.replace(job, folder=run.output)
-    assert_same((by_ray, contents(by_ray)), (job, contents(job)))
+    assert_same((by_ray, read_whole(ranks, by_ray)), (job, read_whole(ranks, job)))
 
 
 LAYOUTS = {
@@ -266,7 +246,7 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
+def test_a_run_continues_in_another_layout(trained, ranks, tmp_path):
     """One process, then experts over 2 and over 4, then FSDP equal one process to the end."""
     straight = trained(1)
     assert any("experts" in name for name in straight[1])
@@ -279,7 +259,7 @@ def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
     ):
         job, world = lay_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
         continue_run(job, world, ranks, until=stop)
-    assert_close((job, contents(job)), straight)
+    assert_close((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.token_folders import make_encoder
+from support.tiny_models import write_untrained_model
 
 from trainrig.errors import DataError
 from trainrig.evaluate import data_lineage
 from trainrig.evaluate.data_lineage import trace_lineage
 from trainrig.evaluate.model_card import describe_checkpoint
-from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.train import checkpoint
@@ -31,17 +30,7 @@ from trainrig.train.checkpoint.model_parents import (
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """Write a model that no run made, and return its checkpoint."""
-    return write_another(tmp_path / "model", seed=1)
-
-
-def write_another(folder: Path, seed: int) -> str:
-    encoder = make_encoder()
-    sizes = DecoderConfig(
-        layers=1, channels=16, heads=2, positions=32, vocabulary=encoder.vocabulary_size
-    )
-    decoder = Decoder(sizes)
-    initialise(decoder, seed=seed)
-    return checkpoint.write_model(str(folder), sizes, encoder.text, decoder.state_dict())
+    return write_untrained_model(tmp_path / "model", seed=1)
 
 
 def test_an_import_takes_over_the_parents_of_unchanged_weights(model: str, tmp_path: Path) -> None:
@@ -121,7 +110,7 @@ def test_a_parent_is_found_where_it_was_and_beside_but_not_with_other_weights(
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "model").rename(tmp_path / "elsewhere" / "model")
     assert find_checkpoint(parent, near) == model.replace(f"{tmp_path}/model", str(moved))
-    write_another(tmp_path / "model", seed=2)
+    write_untrained_model(tmp_path / "model", seed=2)
     assert find_checkpoint(parent, near) == model.replace(f"{tmp_path}/model", str(moved))
     assert find_checkpoint(parent, str(tmp_path / "averaged")) is None
 
@@ -172,14 +161,14 @@ def test_records_lie_in_a_bucket_too(model: str, tmp_path: Path, s3: str) -> Non
 def test_a_family_that_averages_again_and_again_is_read_once(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = [write_another(tmp_path / f"run-{number}", seed=number) for number in range(3)]
+    last = [write_untrained_model(tmp_path / f"run-{number}", seed=number) for number in range(3)]
     for level in range(4):
         parents = {f"step {step}": path for step, path in enumerate(last)}
         last = []
         for number in range(3):
             folder = tmp_path / f"mean-{level}-{number}"
             record_parents(str(folder), "average", parents)
-            last.append(write_another(folder, seed=10 * level + number + 20))
+            last.append(write_untrained_model(folder, seed=10 * level + number + 20))
     calls = []
     describe = data_lineage._describe_found
 

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from support.remembered import remember
 
 from trainrig.errors import ConfigError
 from trainrig.train.checkpoint import find_newest_valid
@@ -34,14 +35,12 @@ PLAIN = ("SGD", "Adam", "Lion")
 @pytest.fixture(scope="module")
 def straight_run(ranks, make_job, tmp_path_factory):
     """Return `straight_run("Muon")`: its job, run by one rank without a stop."""
-    made = {}
 
+    @remember
     def run(name):
-        if name not in made:
-            job = build_job(make_job, tmp_path_factory.mktemp("straight"), name)
-            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[name] = job
-        return made[name]
+        job = build_job(make_job, tmp_path_factory.mktemp("straight"), name)
+        ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job
 
     return run
 

@@ -1,18 +1,21 @@
 """Layers that are cut into stages, against one process that has them all."""
 
 import dataclasses
+import functools
 import pickle
 
 import numpy as np
 import pytest
-from support.compare_runs import read_held_out, read_losses
+from support import compare_runs
+from support.attempts import read_whole
+from support.compare_runs import assert_same, read_losses
+from support.remembered import remember
 
 from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 10
 # No gradient of this seed's steps is an outlier. Seed 0 has one of norm 6.9 among others of about
@@ -23,12 +26,6 @@ TIED = {"layers": 4}
 UNTIED = {"layers": 4, "tie_embeddings": False}
 
 
-def make_plain_job(job):
-    """Return `job` as one process reads its checkpoints."""
-    training = job.training.model_copy(update={"parallel": FSDP(), "deterministic": True})
-    return dataclasses.replace(job, training=training)
-
-
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
     """Return `trained(world, pipeline, model, layout, more)`: a run of 10 steps.
@@ -36,70 +33,27 @@ def trained(make_job, ranks, tmp_path_factory):
     `more` are settings of `training`. It returns the job, and the contents of its last checkpoint
     as one process reads it.
     """
-    known = {}
 
+    @remember
     def train(world, pipeline=None, model=UNTIED, layout=None, more=None):
-        key = repr((world, pipeline, model, layout, more))
-        if key not in known:
-            training = {"steps": STEPS, "seed": SEED, "metrics": {"layers_every": 5}}
-            training |= more or {}
-            if pipeline is not None:
-                parallel = {"kind": "FSDP", "pipeline": pipeline} | (layout or {})
-                training["parallel"] = parallel
-                inexact = parallel["kind"] != "FSDP" or "reduce" in parallel
-                training["deterministic"] = not inexact
-            folder = tmp_path_factory.mktemp("run")
-            batches = {"attend": "document"}
-            job = make_job(folder, world, training=training, batches=batches, model=model)
-            attempt = RunFolder(job.folder).take_attempt(0)
-            ranks(world, "train", job=job, attempt=attempt)
-            found, damages = find_newest_valid(RunFolder(job.folder))
-            assert not damages
-            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
-            known[key] = job, whole
-        return known[key]
+        training = {"steps": STEPS, "seed": SEED, "metrics": {"layers_every": 5}}
+        training |= more or {}
+        if pipeline is not None:
+            parallel = {"kind": "FSDP", "pipeline": pipeline} | (layout or {})
+            training["parallel"] = parallel
+            inexact = parallel["kind"] != "FSDP" or "reduce" in parallel
+            training["deterministic"] = not inexact
+        folder = tmp_path_factory.mktemp("run")
+        batches = {"attend": "document"}
+        job = make_job(folder, world, training=training, batches=batches, model=model)
+        attempt = RunFolder(job.folder).take_attempt(0)
+        ranks(world, "train", job=job, attempt=attempt)
+        return job, read_whole(ranks, job)
 
     return train
 
 
-def set_reshard_by_layer(job):
-    last = metrics.read_series(job.folder)[-1]
-    return {name: value for name, value in last.items() if name.endswith("_norm")}
-
-
-def assert_close(found, expected):
-    (job, whole) = found
-    (alone, expected_whole) = expected
-    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
-    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
-    np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
-    assert read_held_out(job)
-    assert set_reshard_by_layer(job).keys() == set_reshard_by_layer(alone).keys()
-    for name, value in set_reshard_by_layer(alone).items():
-        assert set_reshard_by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
-    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
-        RunFolder(alone.folder)
-    )
-    assert whole.keys() == expected_whole.keys()
-    for name in whole:
-        if name.startswith("model."):
-            np.testing.assert_allclose(
-                whole[name], expected_whole[name], rtol=0, atol=1e-4, err_msg=name
-            )
-
-
-def assert_equal(found, expected):
-    (job, whole) = found
-    (alone, expected_whole) = expected
-    for name in ("train/loss", "train/grad_norm"):
-        assert read_losses(job, name) == read_losses(alone, name)
-    assert read_held_out(job) == read_held_out(alone)
-    assert whole.keys() == expected_whole.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, expected_whole[name], err_msg=name)
-
-
+assert_close = functools.partial(compare_runs.assert_close, held_out=1e-4, norms=1e-5, layers=1e-3)
 LAYOUTS = [(2, 2), (4, 2), (4, 4)]  # two stages, two x FSDP 2, four
 SLOW = pytest.mark.slow
 INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
@@ -115,7 +69,7 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedule, trained):
     """Rows have several documents, and the head is separate."""
     found = trained(world, {"ranks": stages, "schedule": schedule})
-    assert_equal(found, trained(1))
+    assert_same(found, trained(1))
     assert_close(found, trained(1))
 
 
@@ -123,7 +77,7 @@ def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedul
 @pytest.mark.parametrize("world", [2, 4])
 def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, trained):
     """Two workers, or two pairs that slice parameters, have two one-layer stages each."""
-    assert_equal(trained(world, INTERLEAVED), trained(1))
+    assert_same(trained(world, INTERLEAVED), trained(1))
 
 
 @pytest.mark.slow
@@ -173,7 +127,7 @@ BFLOAT16 = {"precision": {"compute": "bfloat16"}}
     ids=["full, bfloat16", "selective", "bfloat16"],
 )
 def test_recomputation_and_bfloat16_give_the_same_in_stages(pipeline, more, trained):
-    assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
+    assert_same(trained(2, pipeline, more=more), trained(1, more=more))
 
 
 MIXTURE = {
@@ -199,7 +153,7 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
     model = UNTIED | {"feedforward": MIXTURE}
     found = trained(world, pipeline, model)
     expected = trained(1, model=model)
-    assert_equal(found, expected)
+    assert_same(found, expected)
     mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
     assert len(added) > 4
@@ -240,7 +194,7 @@ def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, t
         for name in added:
             assert line[name] == pytest.approx(same[name], rel=1e-4), name
     if layout == EXPERTS:
-        assert_equal(trained(2 * world, pipeline, model, layout), found)
+        assert_same(trained(2 * world, pipeline, model, layout), found)
 
 
 @pytest.mark.slow
@@ -258,7 +212,7 @@ def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, t
 def test_groups_and_compiled_layers_and_scaled_losses_are_the_same_in_stages(
     pipeline, more, trained
 ):
-    assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
+    assert_same(trained(2, pipeline, more=more), trained(1, more=more))
 
 
 @pytest.mark.slow
@@ -286,7 +240,7 @@ def test_stages_shared_layers_and_data_together(pipeline, trained):
     exact = SHARED | {"reshard": "layer"}
     found = trained(8, pipeline, TIED, exact)
     assert_close(found, trained(1, model=TIED))
-    assert_equal(found, trained(4, pipeline, TIED, exact))
+    assert_same(found, trained(4, pipeline, TIED, exact))
     assert_close(trained(8, pipeline, TIED, SHARED | {"kind": "DDP"}), found)
 
 
@@ -344,7 +298,7 @@ def test_stages_of_parts_of_rows_and_of_layers_together(pipeline, layout, traine
 def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
     """Two replicas give the same bits as one, and copies of the model the same up to rounding."""
     found = trained(8, pipeline, TIED, layout)
-    assert_equal(found, trained(4, pipeline, TIED, layout))
+    assert_same(found, trained(4, pipeline, TIED, layout))
     if layout is GATHERED:
         hybrid = GATHERED | {"kind": "HSDP", "replicas": 2}
         assert_close(trained(8, pipeline, TIED, hybrid), found)
@@ -352,7 +306,7 @@ def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
 
 @pytest.mark.slow
 def test_the_number_of_data_workers_does_not_change_a_bit_of_a_tied_head(trained):
-    assert_equal(trained(2, TWO, TIED), trained(4, TWO, TIED))
+    assert_same(trained(2, TWO, TIED), trained(4, TWO, TIED))
 
 
 @pytest.mark.slow
@@ -410,9 +364,7 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
         moved = dataclasses.replace(lay_out(job, **parallel), folder=str(tmp_path / str(number)))
         attempt = RunFolder(moved.folder).take_attempt(0)
         assert ranks(4, "saved", job=moved, attempt=attempt, resume_from=found.path) == [""] * 4
-        found, damages = find_newest_valid(RunFolder(moved.folder))
-        assert not damages
-        (again,) = ranks(1, "tensors", job=make_plain_job(moved), resume_from=found.path)
+        again = read_whole(ranks, moved)
         assert again.keys() == tensors.keys()
         for name, value in tensors.items():
             np.testing.assert_array_equal(again[name], value, err_msg=name)
@@ -453,9 +405,7 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
         reached = ranks(world, "train", job=job, attempt=attempt, resume_from=path, told=told)
         assert len(set(reached)) == 1 and (reached[0] == STEPS) == (told is None)
         at = reached[0]
-    found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
-    assert_equal((job, whole), expected)
+    assert_same((job, read_whole(ranks, job)), expected)
 
 
 @pytest.mark.chaos
@@ -491,9 +441,7 @@ def test_a_stage_that_dies_costs_no_bit(
     assert newest.step in (3, 6)
     attempt = folder.take_attempt(newest.step)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path)
-    found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
-    assert_equal((job, whole), expected)
+    assert_same((job, read_whole(ranks, job)), expected)
 
 
 @pytest.mark.ray
@@ -506,7 +454,5 @@ def test_stages_of_rays_workers_train_as_one_process_does(
     batches = {"attend": "document"}
     run = make_run(tmp_path / "run", 2, training=training, batches=batches, model=UNTIED)
     pretrain(run)
-    found, _ = find_newest_valid(RunFolder(run.output))
     job = dataclasses.replace(expected, folder=run.output)
-    (whole,) = ranks(1, "tensors", job=job, resume_from=found.path)
-    assert_equal((job, whole), alone)
+    assert_same((job, read_whole(ranks, job)), alone)

@@ -1,12 +1,15 @@
 """Layers that are shared by workers, against one process that has each of them whole."""
 
 import dataclasses
+import functools
 import re
 
 import numpy as np
 import pytest
-from support.attempts import continue_run
-from support.compare_runs import assert_same, read_held_out, read_losses
+from support import compare_runs
+from support.attempts import continue_run, read_whole
+from support.compare_runs import assert_same, read_losses
+from support.remembered import remember
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.axes.axis_settings import Gathered, TensorSplit
@@ -14,7 +17,6 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 10
 # For runs with experts: no token's second and third expert are equal up to rounding. With seed 0
@@ -63,51 +65,35 @@ def trained(make_job, ranks, tmp_path_factory):
     It returns the job, and the contents of its last checkpoint as one process reads it. `again`:
     the kind of recomputation.
     """
-    known = {}
 
+    @remember
     def train(world, model="grouped", layout=None, again=None):
-        key = repr((world, model, layout, again))
-        if key not in known:
-            layout = layout or FSDP()
-            training = {
-                "steps": STEPS,
-                "parallel": layout.model_dump(),
-                "deterministic": layout.inexact_by() is None,
-                "averaging": {"horizons": (4,)},
-                "metrics": {"layers_every": 5},
-                "recompute": again and {"kind": again},
-            }
-            sizes = {"batches": {"attend": "document"}, "model": MODELS[model]}
-            if model == "mixture":
-                sizes["batches"] |= {"micro_batch": 4, "global_batch": 16}
-                training["seed"] = NO_TIES
-                # The last micro-batch of each source has one row, which 2 workers divide.
-                training["held_out"] = {"rows": 5, "every": 5}
-            folder = tmp_path_factory.mktemp("run")
-            job = make_job(folder, world, training=training, **sizes)
-            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = job, read_whole(ranks, job)
-        return known[key]
+        layout = layout or FSDP()
+        training = {
+            "steps": STEPS,
+            "parallel": layout.model_dump(),
+            "deterministic": layout.inexact_by() is None,
+            "averaging": {"horizons": (4,)},
+            "metrics": {"layers_every": 5},
+            "recompute": again and {"kind": again},
+        }
+        sizes = {"batches": {"attend": "document"}, "model": MODELS[model]}
+        if model == "mixture":
+            sizes["batches"] |= {"micro_batch": 4, "global_batch": 16}
+            training["seed"] = NO_TIES
+            # The last micro-batch of each source has one row, which 2 workers divide.
+            training["held_out"] = {"rows": 5, "every": 5}
+        folder = tmp_path_factory.mktemp("run")
+        job = make_job(folder, world, training=training, **sizes)
+        ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return job, read_whole(ranks, job)
 
     return train
-
-
-def read_whole(ranks, job):
-    """Return the contents of the last checkpoint of `job`, as one process reads it."""
-    found, damages = find_newest_valid(RunFolder(job.folder))
-    assert not damages
-    (tensors,) = ranks(1, "tensors", job=lay_out(job, FSDP()), resume_from=found.path)
-    return tensors
 
 
 def lay_out(job, layout):
     training = job.training.model_copy(update={"parallel": layout})
     return dataclasses.replace(job, training=training)
-
-
-def read_layer_norms(job):
-    (last,) = [line for line in metrics.read_series(job.folder) if line["step"] == STEPS]
-    return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
 def read_expert_shares(job):
@@ -116,25 +102,7 @@ def read_expert_shares(job):
     return {name: value for name, value in first.items() if name.startswith("experts/")}
 
 
-def assert_close(found, expected):
-    (job, tensors) = found
-    (alone, expected_tensors) = expected
-    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
-    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
-    np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
-    assert read_held_out(job)
-    by_layer = read_layer_norms(job)
-    expected_by_layer = read_layer_norms(alone)
-    assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
-    for name, value in by_layer.items():
-        assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
-    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
-        RunFolder(alone.folder)
-    )
-    assert tensors.keys() == expected_tensors.keys()
-    for name, value in tensors.items():
-        np.testing.assert_allclose(value, expected_tensors[name], rtol=0, atol=1e-4, err_msg=name)
+assert_close = functools.partial(compare_runs.assert_close, norms=1e-5, layers=1e-3, prefix="")
 
 
 def mark_soak(*values):
@@ -284,23 +252,20 @@ def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
 @pytest.fixture(scope="module")
 def narrow_losses(make_job, ranks, tmp_path_factory):
     """Return `narrow_losses(world, parallel, recompute)`: losses of 3 steps in bfloat16."""
-    known = {}
 
+    @remember
     def train(world, parallel, recompute=None):
-        key = repr((world, parallel, recompute))
-        if key not in known:
-            training = {
-                "steps": 3,
-                "parallel": {"kind": "FSDP", **parallel},
-                "precision": {"compute": "bfloat16"},
-                "recompute": recompute and {"kind": recompute},
-            }
-            folder = tmp_path_factory.mktemp("run")
-            batches = {"attend": "document"}
-            job = make_job(folder, world, training=training, batches=batches)
-            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = read_losses(job)
-        return known[key]
+        training = {
+            "steps": 3,
+            "parallel": {"kind": "FSDP", **parallel},
+            "precision": {"compute": "bfloat16"},
+            "recompute": recompute and {"kind": recompute},
+        }
+        folder = tmp_path_factory.mktemp("run")
+        batches = {"attend": "document"}
+        job = make_job(folder, world, training=training, batches=batches)
+        ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+        return read_losses(job)
 
     return train
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tuning_fixtures import build_tuning
 
 from trainrig.attribution.forgetting.forget_plan import plan_forgetting
 from trainrig.attribution.forgetting.forget_stage import take_back
@@ -11,7 +12,6 @@ from trainrig.attribution.forgetting.requested_pages import PageRequest
 from trainrig.attribution.forgetting.run_children import list_children
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.posttrain.tuning.fine_tuning import posttrain
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -25,17 +25,11 @@ def tune(encode_rows: Callable[..., Any], tmp_path: Path, without_ray: None) -> 
     encode_rows(CHATS, "chats", held_out=0, sequence_length=47)
 
     def run(output: str, base: str, **changes: Any) -> str:
-        given = {
-            "stage": "posttrain",
-            "checkpoint": base,
-            "conversations": str(tmp_path / "chats"),
-            "output": str(tmp_path / "runs" / output),
-            "workers": 1,
-            "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
-            "training": {"steps": 2, "optimizer": {"kind": "AdamW", "lr": 0.01}},
-        }
-        posttrain(FineTuning.model_validate(given | changes))
-        return str(given["output"])
+        folder = tmp_path / "runs" / output
+        chats = str(tmp_path / "chats")
+        made = build_tuning(base, chats, folder, None, {"steps": 2}, **{"workers": 1} | changes)
+        posttrain(made)
+        return made.output
 
     return run
 

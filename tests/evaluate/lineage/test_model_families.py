@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tuning_fixtures import encode_rows, encoder
+from support.tuning_fixtures import build_tuning, encode_rows, encoder
 from typer.testing import CliRunner
 
 from trainrig.attribution.forgetting.run_children import list_children
@@ -20,7 +20,6 @@ from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
 from trainrig.posttrain.tuning.fine_tuning import posttrain
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.train import checkpoint
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining
@@ -62,17 +61,9 @@ def runs(
     pretrain(make_run(base, tokens=str(folder / "tokens"), training=training))
     call("average", base, str(folder / "mean"), "--last", "2")
     encode_rows(CHATS, "chats", held_out=0, sequence_length=47)
-    given = {
-        "stage": "posttrain",
-        "checkpoint": str(folder / "mean"),
-        "conversations": str(tmp_path / "chats"),
-        "output": str(folder / "adapted"),
-        "workers": 1,
-        "lora": {"rank": 2},
-        "batches": {"sequence_length": 47, "global_batch": 4, "micro_batch": 2},
-        "training": {"steps": 2, "optimizer": {"kind": "AdamW", "lr": 0.01}},
-    }
-    posttrain(FineTuning.model_validate(given))
+    more = {"workers": 1, "lora": {"rank": 2}}
+    mean, chats = str(folder / "mean"), str(tmp_path / "chats")
+    posttrain(build_tuning(mean, chats, folder / "adapted", None, {"steps": 2}, **more))
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import re
-import socket
 
 import boto3
 import pytest
@@ -177,11 +176,8 @@ def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
 
 
 @pytest.mark.slow
-def test_an_unreadable_count_is_not_zero(cluster, home, monkeypatch):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+def test_an_unreadable_count_is_not_zero(cluster, home, monkeypatch, closed_port):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     dark = open_cluster(str(cluster.path))
     for act in (

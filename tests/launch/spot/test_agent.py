@@ -2,9 +2,11 @@
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from trainrig.launch.spot import agent
 from trainrig.launch.spot.agent import Agent
 from trainrig.launch.spot.preemption_notices import Notice, Unclear
 
@@ -76,12 +78,14 @@ def test_an_unreachable_head_is_retried_until_it_accepts(caplog):
     assert sum("no head" in line for line in caplog.messages) == 1
 
 
-def test_tries_end_at_the_deadline(caplog):
+def test_tries_end_at_the_deadline(caplog, monkeypatch):
     waits = []
+    clock = [time.time()]
+    monkeypatch.setattr(agent, "time", SimpleNamespace(time=lambda: clock[0]))
 
     def wait(seconds):
         waits.append(seconds)
-        time.sleep(0.05)
+        clock[0] += 0.05
 
     drained = run_agent(soon(0.3), problems=["no head"] * 1000, wait=wait)
     assert 1 < len(drained) < 20

@@ -122,9 +122,9 @@ def test_a_refused_token_is_not_requested_endlessly(source, metadata_service):
 
 
 def test_a_service_that_keeps_silent_is_given_up_in_time(source, metadata_service, monkeypatch):
-    monkeypatch.setattr(preemption_notices.Endpoint.ask, "__defaults__", (0.05,))
     metadata_service.slow = 0.3
-    with pytest.raises(Unclear, match="timed out"):
+    with monkeypatch.context() as patch, pytest.raises(Unclear, match="timed out"):
+        patch.setattr(preemption_notices.Endpoint.ask, "__defaults__", (0.05,))
         source.look()
     metadata_service.slow = 0.0
     assert source.look() is None

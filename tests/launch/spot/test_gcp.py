@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 from trainrig.launch.spot import preemption_notices
 from trainrig.launch.spot.preemption_notices import (
@@ -44,7 +44,7 @@ def test_the_question_waits_for_the_answer(source, metadata_service, monkeypatch
     waits = f"GET {PREEMPTED}?wait_for_change=true&timeout_sec=60"
     wait_until(lambda: any(asked.startswith(waits) for asked in metadata_service.asked))
     metadata_service.put(PREEMPTED, "TRUE")
-    thread.join(30)
+    thread.join(PATIENCE)
     assert found[0].what == "preemption"
 
 

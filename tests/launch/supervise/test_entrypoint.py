@@ -136,10 +136,10 @@ def expensive_machine(tmp_path, monkeypatch):
 
 
 def test_no_more_is_spent_than_was_allowed(supervise, local, expensive_machine):
-    attended = supervise(local, WHOLE, hardware=expensive_machine, max_cost=2.0, grace=1.0)
+    attended = supervise(local, WHOLE, hardware=expensive_machine, max_cost=61.0, grace=60.0)
     ended = attended.end()
     assert (ended["state"], ended["cause"], attended.code) == ("out of budget",) * 2 + (75,)
-    assert 0 < ended["usd"] < 2.0 and "max_cost is 2" in ended["message"]
+    assert 0 < ended["usd"] < 61.0 and "max_cost is 61" in ended["message"]
     assert ended["node_seconds"]["here/dear/on-demand"] == pytest.approx(ended["usd"], abs=0.1)
 
 

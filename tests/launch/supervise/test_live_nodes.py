@@ -1,7 +1,9 @@
 import subprocess
 import sys
+import time
 
 import pytest
+from support.waiting import PATIENCE
 
 from trainrig.errors import ClusterReplaced
 from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL
@@ -48,10 +50,13 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last(
     finally:
         cluster.shutdown()
     # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.
-    code = "import sys; from trainrig.launch.supervise.metered_cost import LiveNodes; "
-    code += "print(LiveNodes(sys.argv[1]).look())"
+    code = "import ray, sys; from trainrig.launch.supervise.metered_cost import LiveNodes; "
+    code += "print('asks', flush=True); print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout and stranger.stdout.readline() == "asks\n"
+        began = time.monotonic()
         assert nodes.look() is None
-        assert stranger.communicate(timeout=25)[0] == "None\n"
+        assert stranger.communicate(timeout=PATIENCE)[0] == "None\n"
+        assert time.monotonic() - began < 40  # s: when Ray itself would give up
     assert stranger.returncode == 0

@@ -11,7 +11,7 @@ import pytest
 from support.launch.attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, waiting
 from support.waiting import wait_until
 
-from trainrig.launch.supervise import attempt_start
+from trainrig.launch.supervise import attempt_start, run_record
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
@@ -105,8 +105,8 @@ from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home
-run_record.LOST_SECONDS = 0.6  # s: how soon it has to think that others think it lost
-home, run, number, *command = sys.argv[1:]
+home, run, number, lost, *command = sys.argv[1:]
+run_record.LOST_SECONDS = float(lost)
 record = Home(home).open(run)
 supervisor = JobSupervisor(
     record,
@@ -124,15 +124,16 @@ sys.exit(supervisor.supervise())
 def start_attendant(home, tmp_path):
     """Return a function that starts a job supervisor as a process.
 
-    `start_attendant(code)` returns the process, its run and its child's id.
+    `start_attendant(code)` returns the process, its run and its child's id. The process takes
+    itself for lost after half of `lost` seconds without a heartbeat.
     """
     started = []
 
-    def start(code):
+    def start(code, lost=run_record.LOST_SECONDS):
         run = home.create("evaluate", f"{tmp_path}/out")
         number = run.take_attempt("job", "", "", {}).number
         child = [sys.executable, "-c", CHILD + code, str(tmp_path)]
-        command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), *child]
+        command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), str(lost), *child]
         started.append(subprocess.Popen(command))
         wait_until(lambda: any(e["event"] == "started" for e in run.read_events(number)))
         wait_until(lambda: run.read_last_heartbeat().get("node_seconds"))
@@ -163,15 +164,15 @@ def test_a_new_attempt_takes_over_after_the_supervisor_died(start_attendant, sup
 def test_a_supervisor_that_returns_ends_its_child_and_writes_nothing(
     start_attendant, monkeypatch, supervise, home, tmp_path
 ):
-
-    process, run, _ = start_attendant(DEAF)  # the child ignores SIGTERM, so its grace would be long
+    # The child ignores SIGTERM, so its grace would be long.
+    process, run, _ = start_attendant(DEAF, lost=4.0)
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(
         attempt_start, "_may_be_alive", lambda *_: False
     )  # pretends to be another machine
     second = supervise(home, WHOLE)
     wait_until(lambda: waiting(tmp_path) == 2)
-    time.sleep(0.5)  # leaves the supervisor away for longer than others tolerate
+    time.sleep(2.1)  # leaves the supervisor away for longer than others tolerate
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1
     assert [e["event"] for e in run.read_events(1)] == ["started", "spent", "superseded"]

@@ -1,9 +1,11 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.operator_counts import CountedOperators
 
 from trainrig.parallel.sharding import gradient_norm
 from trainrig.parallel.sharding.gradient_norm import sum_rows
@@ -46,16 +48,7 @@ def test_sums_of_nonfinite_rows_are_not_finite(value):
     assert torch.isfinite(sum_rows(gradient)).tolist() == [True, False, True]
 
 
-class Kernels(TorchDispatchMode):
-    """Counter of operators that compute something: views start no kernel."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.count += not operator.is_view
-        return operator(*args, **(kwargs or {}))
+Kernels = functools.partial(CountedOperators, lambda operator: not operator.is_view)
 
 
 def test_an_accelerator_is_asked_for_few_large_kernels():

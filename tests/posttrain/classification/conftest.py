@@ -7,6 +7,9 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import ConversationEncoding
+
 WORDS = """
     the sea is grey calm and cold a storm ship sails north goal match team wins loses by two
     three one who when where was built in harbour london 1870 ? . , ##s ##ly un ##known
@@ -78,3 +81,18 @@ def write_rows(tmp_path: Path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def encode(bert, write_rows, tmp_path):
+    """Return `encode(rows, output)`, which encodes rows with labels in this process."""
+
+    def run(given_rows, output="encoded", **settings):
+        given = {
+            "sources": ({"source": "s", "paths": (write_rows(output, given_rows),)},),
+            "tokenizer": bert, "output": str(tmp_path / output), "workers": 0, "held_out": 0,
+            "sequence_length": 24, "rows": "classified",
+        }  # fmt: skip
+        return encode_conversations(ConversationEncoding.model_validate(given | settings))
+
+    return run

@@ -8,8 +8,6 @@ import transformers
 
 from trainrig.errors import DataError
 from trainrig.posttrain.classified_rows import settle_labels
-from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder, TextPairEncoder, TooLong
 
@@ -32,20 +30,6 @@ BAD = [
     ({"text": "the " * 40, "label": "sport"}, "too_long"),
     ("{", "not_json"),
 ]
-
-
-@pytest.fixture
-def encode(bert, write_rows, tmp_path):
-    def run(given_rows, output="encoded", **settings):
-        given = {
-            "sources": ({"source": "s", "paths": (write_rows(output, given_rows),)},),
-            "tokenizer": bert,
-            "output": str(tmp_path / output), "workers": 0, "sequence_length": 24, "held_out": 0,
-            "rows": "classified",
-        }  # fmt: skip
-        return encode_conversations(ConversationEncoding.model_validate(given | settings))
-
-    return run
 
 
 @pytest.mark.parametrize("longest", [48, 12])

@@ -1,5 +1,6 @@
 """Classifiers and extractive question answering, from rows to predictions, and in Transformers."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -14,10 +15,9 @@ from trainrig.models.lora import is_adapter
 from trainrig.objectives.classification import find_likeliest_spans
 from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.objectives.objective_kinds import AnswerSpan, Classification
-from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
-from trainrig.posttrain.row_run_files import AnswerScoring, ConversationEncoding
+from trainrig.posttrain.row_run_files import AnswerScoring
 from trainrig.posttrain.stages.score_stage import score_rows
 from trainrig.posttrain.tuning.classified_batches import TextBatches
 from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
@@ -50,16 +50,8 @@ QUESTIONS = [
 
 
 @pytest.fixture
-def encode(bert, write_rows, tmp_path, tokens):
-    def run(given_rows, output="encoded", **settings):
-        given = {
-            "sources": ({"source": "s", "paths": (write_rows(output, given_rows),)},),
-            "tokenizer": bert, "output": str(tmp_path / output), "workers": 0, "held_out": 0.3,
-            "sequence_length": 40, "rows": "classified",
-        }  # fmt: skip
-        return encode_conversations(ConversationEncoding.model_validate(given | settings))
-
-    return run
+def encode(encode):
+    return functools.partial(encode, sequence_length=40, held_out=0.3)
 
 
 @pytest.fixture

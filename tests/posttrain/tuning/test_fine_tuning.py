@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.tuning_fixtures import build_tuning
 from torch.nn import functional
 
 from trainrig import cli, manifest
@@ -210,21 +211,14 @@ def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fre
 
 @pytest.fixture
 def run(fresh, folder, tmp_path):
-    return FineTuning.model_validate(
-        {
-            "stage": "posttrain",
-            "checkpoint": fresh,
-            "conversations": folder,
-            "output": str(tmp_path / "tuned"),
-            "batches": {"sequence_length": LENGTH, "global_batch": 4, "micro_batch": 2},
-            "training": {
-                "steps": 10,
-                "optimizer": {"kind": "AdamW", "lr": 0.01, "betas": (0.9, 0.99)},
-                "schedule": {"kind": "Constant", "warmup": 0},
-                "clip_norm": 100.0,
-            },
-        }
-    )
+    training = {
+        "steps": 10,
+        "optimizer": {"kind": "AdamW", "lr": 0.01, "betas": (0.9, 0.99)},
+        "schedule": {"kind": "Constant", "warmup": 0},
+        "clip_norm": 100.0,
+    }
+    batches = {"sequence_length": LENGTH, "global_batch": 4, "micro_batch": 2}
+    return build_tuning(fresh, folder, tmp_path / "tuned", None, training, batches=batches)
 
 
 def read_losses(run):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.interruptions import interrupt_after
+from support.tuning_fixtures import build_tuning
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError, OutputTaken
@@ -15,7 +16,6 @@ from trainrig.posttrain.stages import teacher_stage
 from trainrig.posttrain.stages.teacher_stage import store_teacher
 from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.teacher_probabilities import StoredTeacher
-from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, TEACHER_IDS, TEACHER_LOG, TEACHER_REST
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -48,12 +48,9 @@ def scoring(fresh, folder, tmp_path):
 
 @pytest.fixture
 def tuning(fresh, folder, tmp_path):
-    def make(**changes):
+    def make(output="student", conversations=folder, **changes):
         given = {
-            "checkpoint": fresh,
-            "conversations": folder,
             "teacher": str(tmp_path / "taught"),
-            "output": str(tmp_path / "student"),
             "batches": {"sequence_length": LENGTH, "global_batch": 2, "micro_batch": 1},
             "objective": {"kind": "Distillation", "temperature": 2.0},
             "training": {
@@ -62,7 +59,7 @@ def tuning(fresh, folder, tmp_path):
                 "held_out": {"every": 12, "rows": 2},
             },
         }
-        return FineTuning.model_validate(given | changes)
+        return build_tuning(fresh, conversations, tmp_path / output, **given | changes)
 
     return make
 

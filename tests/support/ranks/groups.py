@@ -1,5 +1,6 @@
 """Groups of processes that run the tasks of `rank.py`."""
 
+import contextlib
 import os
 import pickle
 import select
@@ -23,10 +24,16 @@ class Ranks:
         self._tasks = 0
 
     def __call__(self, world: int, action: str, **arguments: Any) -> list[Any]:
-        """Run `action` on `world` ranks, and return each rank's answer."""
-        answers = [
-            pickle.load(process.stdout) for process in self.start(world, action, **arguments)
-        ]
+        """Run `action` on `world` ranks, and return each rank's answer.
+
+        If a process has died, all are ended, so that the next task gets new ones.
+        """
+        try:
+            processes = self.start(world, action, **arguments)
+            answers = [pickle.load(process.stdout) for process in processes]
+        except (EOFError, ConnectionError):
+            self.end()
+            raise
         for fine, answer in answers:
             assert fine, answer
         return [answer for _, answer in answers]
@@ -55,7 +62,8 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.wait()
-            process.stdin.close()
+            with contextlib.suppress(ConnectionError):  # of a task that was not sent
+                process.stdin.close()
             process.stdout.close()
         self._processes = []
 

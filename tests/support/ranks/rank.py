@@ -1006,13 +1006,15 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
     actions = {function.__name__: function for function in done}
     gc.freeze()  # imported objects stay: the collector need not scan them after each task
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
-        join_group(*join, TIMEOUT)  # type: ignore[call-arg]
         try:
+            # On a busy machine gloo may fail to connect, and that fails this task alone.
+            join_group(*join, TIMEOUT)  # type: ignore[call-arg]
             answer = (True, actions[action](**arguments))
         except Exception:
             answer = (False, traceback.format_exc())
         finally:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
             _let_go_of_groups()
         pickle.dump(answer, answers)
         answers.flush()

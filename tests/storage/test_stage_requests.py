@@ -1,27 +1,22 @@
-"""Requests and seconds of stages in a bucket that answers 20 ms late: moto behind the proxy."""
+"""Requests of a stage of 500 splits in a bucket, counted by a proxy."""
 
-import json
-import time
+import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from support.s3_proxy import Proxy
 
-from trainrig import manifest, storage
+from trainrig import manifest
 from trainrig.config import OUTPUT, RunFile
 from trainrig.corpus.models.training import TextFiles
 from trainrig.manifest.split_records import RecordWriter
 from trainrig.splits import Phase, Split, SplitRecord
 
-pytestmark = pytest.mark.bench
+pytestmark = pytest.mark.slow
 
-# The file keeps the figures of before the requests were cut, of commit f4edfb21.
-RESULT = Path(__file__).parent / "results" / "storage-requests.json"
-FILES = 1_000
 SPLITS = 500
 KINDS = ("documents", "pages", "signatures")  # files of a split, besides its record
 
@@ -61,32 +56,21 @@ def resume(folder: str, splits: list[Split]) -> None:
     stage.finish({}, {})
 
 
-@pytest.mark.timeout(1_800)
-def test_requests_of_stages_in_a_bucket(
-    proxy: Proxy, s3: str, write_result: Callable[[str, dict[str, Any]], None]
-) -> None:
-    found: dict[str, Any] = {}
-
-    def measure(what: str, act: Callable[[], object]) -> None:
-        proxy.delay = 0.02
+def test_a_stage_in_a_bucket_makes_few_requests(proxy: Proxy, s3: str) -> None:
+    def count(act: Callable[[], object]) -> dict[str, int]:
         proxy.count()
-        began = time.monotonic()
         act()
-        seconds = time.monotonic() - began
-        proxy.delay = 0.0
-        requests = proxy.count()
-        found[what] = {"seconds": round(seconds, 2), "requests": requests}
-        print(what, found[what], flush=True)
+        return proxy.count()
 
-    fill(f"{s3}/old", [f"{number:05d}.bin" for number in range(FILES)])
-    measure("delete a folder of 1,000 files", lambda: storage.delete_folder(f"{s3}/old"))
     run = MeasuredStage(output=f"{s3}/stage")
-    measure("claim an empty folder", lambda: manifest.claim(run.output, run, {}))
+    claim = functools.partial(manifest.claim, run.output, run, {})
+    assert count(claim) == {"HEAD": 1, "LIST": 1, "PUT": 1}
     splits = fill_stage(run.output)
-    measure("claim a folder of 2,000 files again", lambda: manifest.claim(run.output, run, {}))
+    assert count(claim) == {"GET": 2, "HEAD": 1, "LIST": 1}
     phase = Phase(f"{run.output}/scratch/done", lambda: lambda task: ({}, {}))
-    measure("read 500 split records", lambda: phase.read_results(splits))
-    measure("resume a stage of 500 splits", lambda: resume(run.output, splits))
+    assert count(lambda: phase.read_results(splits)) == {"GET": 2, "LIST": 1}
+    resumed = count(lambda: resume(run.output, splits))
+    assert resumed == {"DELETE many": 2, "GET": 6, "HEAD": 1, "LIST": 5, "PUT": 1}
 
     made = MeasuredStage(output=f"{s3}/made")
     stage = manifest.claim(made.output, made, {})
@@ -94,8 +78,7 @@ def test_requests_of_stages_in_a_bucket(
     fill(made.output, names)
     one = manifest.FileSum(bytes=1, sha256="0" * 64)
     stage.finish({}, {name: one for name in names})
-    measure("check a finished stage of 500 files", lambda: manifest.claim(made.output, made, {}))
+    again = count(lambda: manifest.claim(made.output, made, {}))
+    assert again == {"GET": 2, "HEAD": 1, "LIST": 3}
     texts = TextFiles(paths=(f"{made.output}/kept",))
-    measure("fingerprint 500 input files", texts.fingerprint)
-    before = json.loads(RESULT.read_text())["before"]
-    write_result(RESULT.name, {"latency": 0.02, "tasks": found, "before": before})
+    assert count(texts.fingerprint) == {"HEAD": 1, "LIST": 2}
