@@ -1,8 +1,7 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules` or `published_rules` and add it to
-`_Rule`.
+write its class in `general_rules` or `published_rules` and add it to `_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
 

@@ -59,8 +59,6 @@ class WordList(_ListScorer):
     """
 
     kind: Literal["WordList"] = "WordList"
-    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column for the share of words.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
 
@@ -162,8 +160,6 @@ class BadWords(_ListScorer):
     """
 
     kind: Literal["BadWords"] = "BadWords"
-    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column for the number of different entries.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
 
