@@ -15,10 +15,10 @@ n-grams, W words and D documents of a batch; a 1 marks one entry more.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainrig.corpus.array_types import Bools, Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.decontaminate.benchmark_grams import Grams, Hits
+from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.decontamination_settings import BySize, Llama2, Llama3, PaLM
 from trainrig.corpus.signals.text_arrays import SHARE_STEPS, compute_shares
@@ -32,43 +32,10 @@ class OverlapSpans(NamedTuple):
     Positions are words of a batch of documents. Spans may overlap.
     """
 
-    documents: Int64s  # counted from the first document of the batch
-    examples: UInt32s  # one example of the benchmark that the span matches
-    begins: Int64s
-    stops: Int64s
-
-
-class _Benchmarks(NamedTuple):
-    """The words of all benchmarks, and the n-grams that begin at them."""
-
-    grams: Grams
-    words_B: UInt32s
-    texts_B: UInt32s
-    ends_P: Int64s
-    examples_B: UInt32s
-    benchmarks_E: Int64s  # benchmark of each example
-    skips: int  # most positions of a match that may differ
-
-
-class _Document(NamedTuple):
-    """One document of a batch: its hits, and its words."""
-
-    number: int  # counts all documents from 1
-    hit_words: Int64s
-    hit_grams: UInt32s
-    numbers_W: UInt32s  # vocabulary numbers of the words of the batch
-    first: int  # the first word of the document in the batch
-    end: int
-
-
-class _Stamps(NamedTuple):
-    """The last document that contained each word, example and n-gram, by its number."""
-
-    words_B: Int64s
-    grams_G: Int64s
-    examples_E: Int64s
-    units_E: Int64s  # units of the example in the stamped document
-    marks_B: Bools  # units that any document contained
+    documents: NDArray[np.int64]  # counted from the first document of the batch
+    examples: NDArray[np.uint32]  # one example of the benchmark that the span matches
+    begins: NDArray[np.int64]
+    stops: NDArray[np.int64]
 
 
 class BenchmarkOverlap:
@@ -79,42 +46,32 @@ class BenchmarkOverlap:
 
     def __init__(self, index: Index, style: BySize) -> None:
         self._index = index
-        skips = style.skips if isinstance(style, Llama2) else 0
-        self._benchmarks = _Benchmarks(
-            index.grams,
-            index.words_B,
-            index.texts_B,
-            index.ends_P,
-            index.examples_B,
-            np.repeat(np.arange(len(index.names)), np.diff(index.firsts)),
-            skips,
-        )
+        self._examples_B = index.examples_B
         self._whole_words = not isinstance(style, PaLM)
+        self._skips = style.skips if isinstance(style, Llama2) else 0
         self._least_units_E = find_unit_thresholds(index, style)
-        words = len(index.words_B)
-        examples = len(index.lines_E)
-        self._stamps = _Stamps(
-            np.zeros(words, np.int64),
-            np.zeros(len(index.grams.firsts_G1) - 1, np.int64),
-            np.zeros(examples, np.int64),
-            np.zeros(examples, np.int64),
-            np.zeros(words, np.bool_),
-        )
-        self._touched_E = np.empty(examples, np.int64)
+        # A stamp is the number of the last document that contained the word, example or n-gram.
+        # Numbers count all documents from 1.
+        self._stamps_B = np.zeros(len(index.words_B), np.int64)
+        self._stamps_E = np.zeros(len(index.lines_E), np.int64)
+        self._units_E = np.zeros(len(index.lines_E), np.int64)  # units in the stamped document
+        self._touched_E = np.empty(len(index.lines_E), np.int64)
+        grams = len(index.grams.firsts_G1) - 1
+        self._stamps_G = np.zeros(grams, np.int64)
+        self._benchmarks_E = np.repeat(np.arange(len(index.names)), np.diff(index.firsts))
         self._documents = 0
+        self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document contained
 
-    @property
-    def marks_B(self) -> Bools:
-        """The units that any document contained."""
-        return self._stamps.marks_B
-
-    def add(self, hits: Hits, numbers_W: UInt32s, firsts_D1: Int64s) -> OverlapSpans:
+    def add(
+        self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
+    ) -> OverlapSpans:
         """Add a batch of documents and return the spans that match dirty examples.
 
         `numbers_W` are the vocabulary numbers of the words; `firsts_D1` are offsets into it.
         """
+        index = self._index
         # This upper bound is generous, but untouched pages of memory are never allocated.
-        capacity = len(hits.texts) * len(self._index.names)
+        capacity = len(hits.texts) * len(index.names)
         documents, begins, stops = (np.empty(capacity, np.int64) for _ in range(3))
         spans = OverlapSpans(documents, np.empty(capacity, np.uint32), begins, stops)
         filled = 0
@@ -122,24 +79,46 @@ class BenchmarkOverlap:
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
             position = int(hits.texts[begin])
-            document = _Document(
-                self._documents + position + 1,
+            document = self._documents + position + 1
+            of_document = (
                 hits.words[begin:end],
                 hits.grams[begin:end],
+                index.grams.firsts_G1,
+                index.grams.places,
+                index.grams.orders_B,
+                index.words_B,
+                index.texts_B,
+                index.ends_P,
+                self._examples_B,
                 numbers_W,
                 int(firsts_D1[position]),
                 int(firsts_D1[position + 1]),
+                document,
             )
             count = _mark_overlap(
-                document, self._benchmarks, self._whole_words, self._stamps, self._touched_E
+                *of_document,
+                self._whole_words,
+                self._skips,
+                self._stamps_B,
+                self._stamps_G,
+                self._stamps_E,
+                self._units_E,
+                self._touched_E,
+                self.marks_B,
             )
             touched = np.sort(self._touched_E[:count])
-            dirty = touched[self._stamps.units_E[touched] >= self._least_units_E[touched]]
+            dirty = touched[self._units_E[touched] >= self._least_units_E[touched]]
             if not len(dirty):
                 continue
-            self._stamps.examples_E[dirty] = -document.number  # the minus sign marks dirty examples
+            self._stamps_E[dirty] = -document  # the minus sign marks dirty examples
             filled = _find_longest_spans(
-                document, self._benchmarks, self._stamps, position, filled, spans
+                *of_document,
+                self._skips,
+                self._stamps_E,
+                self._benchmarks_E,
+                position,
+                filled,
+                *spans,
             )
         self._documents += len(firsts_D1) - 1
         return OverlapSpans(
@@ -150,7 +129,7 @@ class BenchmarkOverlap:
         )
 
 
-def count_units(index: Index, style: BySize) -> Int64s:
+def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
     """Return the number of units (n-grams or words) of each example."""
     begins_gram_B = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
     examples = index.examples_B if begins_gram_B is None else index.examples_B[begins_gram_B]
@@ -163,7 +142,7 @@ def list_thresholds(index: Index, style: BySize) -> list[float]:
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
-def find_unit_thresholds(index: Index, style: BySize) -> Int64s:
+def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
     """Return the smallest number of units that makes each example dirty.
 
     Shares are rounded to 1 / SHARE_STEPS before they are compared with the threshold. An example
@@ -183,28 +162,33 @@ def find_unit_thresholds(index: Index, style: BySize) -> Int64s:
 
 @compile_nogil
 def _measure_span(
-    word: _Integer, place: _Integer, order: _Integer, benchmarks: _Benchmarks, document: _Document
+    word: _Integer,
+    place: _Integer,
+    order: _Integer,
+    skips: int,
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
 ) -> _Integer:
     """Return the length in words of the match at `word` and `place`.
 
     With skips, a match extends to the right over up to `skips` different words. The result is then
     0 if the word before also matches, so the same match is not counted twice.
     """
-    skips = benchmarks.skips
     if skips == 0:
         return order
-    words_B = benchmarks.words_B
-    texts_B = benchmarks.texts_B
-    numbers = document.numbers_W
     text = texts_B[place]
     if (
-        word > document.first
+        word > first
         and place > 0
         and texts_B[place - 1] == text
         and numbers[word - 1] == words_B[place - 1]
     ):
         return 0
-    most = min(document.end - word, benchmarks.ends_P[text] - place)
+    most = min(end - word, ends_P[text] - place)
     length = order
     skipped = 0
     for offset in range(order, most):
@@ -219,86 +203,119 @@ def _measure_span(
 
 @compile_nogil
 def _mark_overlap(
-    document: _Document,
-    benchmarks: _Benchmarks,
+    hit_words: NDArray[np.int64],
+    hit_grams: NDArray[np.uint32],
+    gram_firsts: NDArray[np.int64],
+    gram_places: NDArray[np.uint32],
+    orders_B: NDArray[np.uint8],
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    examples_B: NDArray[np.uint32],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+    document: int,
     whole_words: bool,
-    stamps: _Stamps,
-    touched_E: Int64s,
+    skips: int,
+    stamps_B: NDArray[np.int64],
+    stamps_G: NDArray[np.int64],
+    stamps_E: NDArray[np.int64],
+    units_E: NDArray[np.int64],
+    touched_E: NDArray[np.int64],
+    marks_B: NDArray[np.bool_],
 ) -> int:
     """Mark the units that one document contains, and return the number of examples it touches.
 
     The numbers of these examples are written to the start of `touched_E`.
     """
-    grams = benchmarks.grams
     touched = 0
-    for hit in range(len(document.hit_words)):
-        word = document.hit_words[hit]
-        gram = np.int64(document.hit_grams[hit])
-        if benchmarks.skips == 0:  # a repeated n-gram of the same document marks nothing new
-            if stamps.grams_G[gram] == document.number:
+    for hit in range(len(hit_words)):
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
+        if skips == 0:  # a repeated n-gram of the same document marks nothing new
+            if stamps_G[gram] == document:
                 continue
-            stamps.grams_G[gram] = document.number
-        order = np.int64(grams.orders_B[grams.places[grams.firsts_G1[gram]]])
-        for index in range(grams.firsts_G1[gram], grams.firsts_G1[gram + 1]):
-            place = np.int64(grams.places[index])
-            length = _measure_span(word, place, order, benchmarks, document)
+            stamps_G[gram] = document
+        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
+        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
+            place = np.int64(gram_places[index])
+            length = _measure_span(
+                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
+            )
             if length == 0:
                 continue
-            example = np.int64(benchmarks.examples_B[place])
-            if stamps.examples_E[example] != document.number:
-                stamps.examples_E[example] = document.number
-                stamps.units_E[example] = 0
+            example = np.int64(examples_B[place])
+            if stamps_E[example] != document:
+                stamps_E[example] = document
+                units_E[example] = 0
                 touched_E[touched] = example
                 touched += 1
             if not whole_words:
                 length = 1
-            for at in range(place, place + length):
-                if stamps.words_B[at] == document.number:
+            for offset in range(length):
+                if stamps_B[place + offset] == document:
                     continue
-                found = document.numbers_W[word + at - place]
-                if at < place + order or found == benchmarks.words_B[at]:
-                    stamps.words_B[at] = document.number
-                    stamps.marks_B[at] = True
-                    stamps.units_E[example] += 1
+                if offset < order or numbers[word + offset] == words_B[place + offset]:
+                    stamps_B[place + offset] = document
+                    marks_B[place + offset] = True
+                    units_E[example] += 1
     return touched
 
 
 @compile_nogil
 def _find_longest_spans(
-    document: _Document,
-    benchmarks: _Benchmarks,
-    stamps: _Stamps,
+    hit_words: NDArray[np.int64],
+    hit_grams: NDArray[np.uint32],
+    gram_firsts: NDArray[np.int64],
+    gram_places: NDArray[np.uint32],
+    orders_B: NDArray[np.uint8],
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    examples_B: NDArray[np.uint32],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+    document: int,
+    skips: int,
+    stamps_E: NDArray[np.int64],
+    benchmarks_E: NDArray[np.int64],
     position: int,
     filled: int,
-    spans: OverlapSpans,
+    documents: NDArray[np.int64],
+    examples: NDArray[np.uint32],
+    begins: NDArray[np.int64],
+    stops: NDArray[np.int64],
 ) -> int:
     """Record the longest match with a dirty example, at each hit and for each benchmark.
 
-    The matches of one document are appended to `spans`, which hold `filled` entries. Returns the
-    new number of entries.
+    The matches of one document are appended to `documents`, `examples`, `begins` and `stops`, which
+    hold `filled` entries. Returns the new number of entries.
     """
-    grams = benchmarks.grams
-    for hit in range(len(document.hit_words)):
-        word = document.hit_words[hit]
-        gram = np.int64(document.hit_grams[hit])
-        order = np.int64(grams.orders_B[grams.places[grams.firsts_G1[gram]]])
+    for hit in range(len(hit_words)):
+        word = hit_words[hit]
+        gram = np.int64(hit_grams[hit])
+        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
         last_benchmark = np.int64(-1)  # places ascend, so benchmarks ascend too
-        for index in range(grams.firsts_G1[gram], grams.firsts_G1[gram + 1]):
-            place = np.int64(grams.places[index])
-            example = np.int64(benchmarks.examples_B[place])
-            if stamps.examples_E[example] != -document.number:
+        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
+            place = np.int64(gram_places[index])
+            example = np.int64(examples_B[place])
+            if stamps_E[example] != -document:
                 continue
-            length = _measure_span(word, place, order, benchmarks, document)
+            length = _measure_span(
+                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
+            )
             if length == 0:
                 continue
-            if benchmarks.benchmarks_E[example] != last_benchmark:
-                last_benchmark = benchmarks.benchmarks_E[example]
-                spans.documents[filled] = position
-                spans.examples[filled] = example
-                spans.begins[filled] = word
-                spans.stops[filled] = word + length
+            if benchmarks_E[example] != last_benchmark:
+                last_benchmark = benchmarks_E[example]
+                documents[filled] = position
+                examples[filled] = example
+                begins[filled] = word
+                stops[filled] = word + length
                 filled += 1
-            elif word + length > spans.stops[filled - 1]:
-                spans.examples[filled - 1] = example
-                spans.stops[filled - 1] = word + length
+            elif word + length > stops[filled - 1]:
+                examples[filled - 1] = example
+                stops[filled - 1] = word + length
     return filled
