@@ -98,7 +98,7 @@ def vowel_shares(texts):
 
 from typing import Literal
 
-from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.filters.general_rules import FilterSettings
 from trainrig.corpus.limits import Limit
 
 

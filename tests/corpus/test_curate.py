@@ -13,6 +13,7 @@ from unittest import mock
 import pyarrow.parquet as pq
 import pytest
 from support.file_hashes import hash_files
+from support.text_signatures import jaccard, shingle
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
@@ -29,7 +30,6 @@ from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.row_schema import build_row_schema
-from trainrig.corpus.signatures.shingles import jaccard, shingle
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import MANIFEST
 from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
-from trainrig.corpus.curation_settings import Curation
+from trainrig.corpus.curation_settings import Curation as Curation
 from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.dedup_decisions import COPIES
 from trainrig.corpus.dedup.document_refs import SplitIndex
@@ -38,14 +38,9 @@ from trainrig.corpus.dedup.search_passes import (
     find_step_number,
     list_steps,
 )
-from trainrig.corpus.documents import (
-    DROPPED,
-    KEPT,
-    DecidedDocuments,
-    MeasuredDocuments,
-    Parts,
-    Replacement,
-)
+from trainrig.corpus.documents import DROPPED as DROPPED
+from trainrig.corpus.documents import KEPT as KEPT
+from trainrig.corpus.documents import DecidedDocuments, MeasuredDocuments, Parts, Replacement
 from trainrig.corpus.report import closing_lines
 from trainrig.corpus.report.curation_tallies import CurationTallies
 from trainrig.corpus.report.host_tallies import describe_doubtful
@@ -69,22 +64,6 @@ from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import PLAIN_WORKER, Phase, Split, Work, sum_counts
 from trainrig.storage.concurrent_requests import map_concurrently
-
-__all__ = [
-    "DROPPED",
-    "JUDGED_HERE",
-    "KEPT",
-    "PASSES_FORMAT",
-    "READ",
-    "REPORT_PAGE",
-    "Curation",
-    "curate",
-    "explain_nothing_kept",
-    "explain_nothing_read",
-    "log",
-    "read_rows",
-]
-
 
 log = logging.getLogger(__name__)
 

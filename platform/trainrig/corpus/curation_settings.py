@@ -25,7 +25,7 @@ from trainrig.corpus.filters.filters import (
     list_read_columns,
     need_datatrove,
 )
-from trainrig.corpus.filters.permission_rules import PERMISSION_COLUMNS
+from trainrig.corpus.filters.general_rules import PERMISSION_COLUMNS
 from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.limits import PAGE_KIND
 from trainrig.corpus.models.scorers import BadWords, Scorer

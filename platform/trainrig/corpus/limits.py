@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float64s
+
 LANGUAGE = "language"  # the column that `languages` refers to
 LANGUAGE_SCORE = "language_score"
 PAGE_KIND = "page_kind"  # the column that `page_kinds` refers to
@@ -19,7 +21,7 @@ PAGE_KIND = "page_kind"  # the column that `page_kinds` refers to
 Columns = Mapping[str, NDArray[Any]]
 
 
-def mark_kinds(columns: Columns, page_kinds: tuple[str, ...]) -> NDArray[np.bool_]:
+def mark_kinds(columns: Columns, page_kinds: tuple[str, ...]) -> Bools:
     """Mark the documents from pages of these kinds."""
     return np.isin(columns[PAGE_KIND], page_kinds)
 
@@ -36,7 +38,7 @@ class Limit:
     except_languages: tuple[str, ...] = ()  # languages that it does not apply to
     page_kinds: tuple[str, ...] | None = None  # kinds of page that it applies to; None: all
 
-    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> Bools:
         """Mark the documents that break the bound; NaN breaks no bound."""
         values = columns[self.signal]
         broken = np.zeros(len(values), bool)
@@ -62,7 +64,7 @@ class Among:
     values: tuple[str, ...]
     page_kinds: tuple[str, ...] | None = None  # kinds of page that it applies to; None: all
 
-    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> Bools:
         """Mark the documents that break the bound."""
         broken = ~np.isin(columns[self.signal], self.values)
         if self.page_kinds is not None:
@@ -111,7 +113,7 @@ class PercentileThreshold:
         """Return a copy of this bound with its thresholds."""
         return replace(self, thresholds=thresholds)
 
-    def mark_broken(self, columns: Columns) -> NDArray[np.bool_]:
+    def mark_broken(self, columns: Columns) -> Bools:
         """Mark the documents beyond the threshold; NaN breaks no bound.
 
         Raises ValueError if the thresholds are not bound yet.
@@ -130,9 +132,7 @@ class PercentileThreshold:
         return np.asarray(beyond, bool)
 
 
-def _find_threshold(
-    values: NDArray[np.float64], share: float, highest: bool, key: str
-) -> dict[str, float]:
+def _find_threshold(values: Float64s, share: float, highest: bool, key: str) -> dict[str, float]:
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
         return {}
@@ -140,7 +140,7 @@ def _find_threshold(
     return {key: float(known[-stay] if highest else known[stay - 1])}
 
 
-Scores = NDArray[np.float64]
+Scores = Float64s
 
 
 def quantise_scores(scores: Scores) -> Scores:

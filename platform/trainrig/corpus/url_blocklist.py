@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.corpus.array_types import Bools, Int64s, UInt32s, UInt64s
 from trainrig.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ class HashSet:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def holds(self, strings: Sequence[str]) -> NDArray[np.bool_]:
+    def holds(self, strings: Sequence[str]) -> Bools:
         """Return whether each of `strings` is in the set, as an array."""
         if not len(self):
             return np.zeros(len(strings), bool)
         asked = _hash_strings(strings)
         at = np.searchsorted(self._hashes, asked)
-        held: NDArray[np.bool_] = self._hashes[np.minimum(at, len(self) - 1)] == asked
+        held: Bools = self._hashes[np.minimum(at, len(self) - 1)] == asked
         return held
 
 
-def _hash_strings(strings: Iterable[str]) -> NDArray[np.uint64]:
+def _hash_strings(strings: Iterable[str]) -> UInt64s:
     encoded = (string.encode("utf-8", "surrogatepass") for string in strings)
     digests = (hashlib.blake2b(string, digest_size=8).digest() for string in encoded)
     return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
@@ -96,7 +96,7 @@ class Substrings:
         for prefix in self._by_prefix:
             self._may_begin[_find_prefix_slots(prefix, self._width)] = True
 
-    def count_words(self, lines: bytes) -> NDArray[np.int64]:
+    def count_words(self, lines: bytes) -> Int64s:
         """Return the number of different words contained in each line of `lines`.
 
         A line end at the end of `lines` is followed by one more, empty line. No word may contain a
@@ -116,7 +116,7 @@ class Substrings:
         return np.bincount([owner for owner, _ in pairs], minlength=len(ends) + 1)
 
 
-def _find_prefix_slots(joined: bytes, width: int) -> NDArray[np.uint32]:
+def _find_prefix_slots(joined: bytes, width: int) -> UInt32s:
     """Return the hash slot, of 2^16, of the `width` bytes from each position of `joined` on."""
     values = np.frombuffer(joined, np.uint8)
     codes = np.zeros(max(0, len(values) - width + 1), np.uint32)
@@ -259,7 +259,7 @@ class UrlSignals:
         self._hard_words = Substrings({b" %b " % word for word in _read_words(lists.hard_words)})
         self._soft_words = Substrings({b" %b " % word for word in _read_words(lists.soft_words)})
 
-    def measure(self, urls: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    def measure(self, urls: Sequence[str]) -> dict[str, Int64s]:
         """Compute the URL_COLUMNS for each of `urls`.
 
         The domain column is 0 or 1; the others count different words of their list. The scheme and
@@ -279,7 +279,7 @@ class UrlSignals:
             column: values[: len(urls)] for column, values in zip(URL_COLUMNS, counts, strict=True)
         }
 
-    def _find_blocked(self, rests: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked(self, rests: Sequence[str]) -> Int64s:
         hosts = [_parse_host(rest) for rest in rests]
         blocked = dict.fromkeys(hosts, False)
         parents = [(host, parent) for host in blocked for parent in _list_parents(host)]
@@ -291,7 +291,7 @@ class UrlSignals:
             found |= self._find_blocked_pages(rests, hosts)
         return found
 
-    def _find_blocked_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> NDArray[np.int64]:
+    def _find_blocked_pages(self, rests: Sequence[str], hosts: Sequence[str]) -> Int64s:
         asked = [
             (at, f"{parent}{path}")
             for at, (rest, host) in enumerate(zip(rests, hosts, strict=True))

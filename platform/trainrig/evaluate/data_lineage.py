@@ -214,12 +214,7 @@ class _Catalogue:
 
 
 def _describe_checkpoint(
-    role: str,
-    key: str,
-    resolved: str,
-    catalogue: _Catalogue,
-    verify: bool,
-    above: frozenset[str],
+    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
     """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
     if verify:
@@ -237,12 +232,7 @@ def _describe_checkpoint(
 
 
 def _describe_model(
-    role: str,
-    key: str,
-    resolved: str,
-    catalogue: _Catalogue,
-    verify: bool,
-    above: frozenset[str],
+    role: str, key: str, resolved: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
     """Describe a model that no run made, with the checkpoints that it was made from."""
     folder = find_run_folder(resolved)

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Int64s
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.opened_models import OpenedModel
 from trainrig.evaluate.evaluation_run_file import Evaluation
@@ -68,7 +68,7 @@ def score_masked_windows(
     windows: Iterator[Integers],
     mask: int,
     special: list[int],
-    byte_lengths: NDArray[np.int64],
+    byte_lengths: Int64s,
     micro_batch: int,
 ) -> SourceScore:
     """Compute the score over all `windows` [T] of token ids.
@@ -218,7 +218,7 @@ def _require_length(run: Evaluation) -> int:
 
 
 def score(
-    model: Decoder, rows: Iterable[tuple[Integers, Integers]], byte_lengths: NDArray[np.int64]
+    model: Decoder, rows: Iterable[tuple[Integers, Integers]], byte_lengths: Int64s
 ) -> SourceScore:
     """Compute the score over all `rows` of (ids [B, T], targets [B, T]).
 

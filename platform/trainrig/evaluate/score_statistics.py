@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
+
+from trainrig.corpus.array_types import Float64s
 
 LEVEL = 0.95  # confidence level of intervals
 
@@ -58,9 +59,7 @@ def estimate(
     return Estimate(ratio, math.sqrt(variance) / total, len(values_R), count)
 
 
-def _sum_by_group(
-    off_R: NDArray[np.float64], groups: Sequence[str | None] | None
-) -> NDArray[np.float64]:
+def _sum_by_group(off_R: Float64s, groups: Sequence[str | None] | None) -> Float64s:
     if groups is None:
         return off_R
     names = [f"row {n}" if g is None else f"group {g}" for n, g in enumerate(groups)]

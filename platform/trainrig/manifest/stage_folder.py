@@ -144,10 +144,7 @@ class Stage:
 
 
 def _describe_lasting_difference(
-    there: stage_records.Claim,
-    run: RunFile,
-    wanted: stage_records.Claim,
-    inputs: Mapping[str, str],
+    there: stage_records.Claim, run: RunFile, wanted: stage_records.Claim, inputs: Mapping[str, str]
 ) -> str:
     """Describe the first differences between two claims, without what an unfinished run may change.
 
@@ -182,9 +179,7 @@ def _drop_changeable(value: Any, wanted: Any, lasting: Any) -> Any:
 
 
 def build_claim(
-    run: RunFile,
-    inputs: Mapping[str, str],
-    extendable_inputs: Mapping[str, str] | None = None,
+    run: RunFile, inputs: Mapping[str, str], extendable_inputs: Mapping[str, str] | None = None
 ) -> stage_records.Claim:
     """Build the claim of `run` on `inputs`, as `claim` writes it."""
     lasting = {

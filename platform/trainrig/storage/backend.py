@@ -4,6 +4,7 @@ A new kind is a class with this interface in a file of its own, and one name in 
 Stores of objects in buckets derive from `bucket_files.BucketFiles`, which needs a few requests.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,7 +29,10 @@ class NothingThere(ClusterError):
 
 
 class Backend(Protocol):
-    """One kind of storage. The functions of `storage` say what each method promises."""
+    """One kind of storage. The functions of `storage` say what each method promises.
+
+    The methods for many files are loops here, which a storage with requests overrides.
+    """
 
     is_remote: bool  # False if locations are paths of this machine's file system
 
@@ -59,14 +63,8 @@ class Backend(Protocol):
     def measure_size(self, path: str) -> int:
         """Return the size of the file at `path`, in bytes. Raises FileNotFoundError."""
 
-    def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of each file among `paths`, by location."""
-
     def compute_content_key(self, path: str) -> str:
         """Return a string that changes when the content of `path` changes."""
-
-    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
-        """Return the content key of each of `paths`, in order. Raises FileNotFoundError."""
 
     def find_first(self, folder: str) -> str | None:
         """Return the first file below `folder` by location, but no hidden one; None without one."""
@@ -83,17 +81,33 @@ class Backend(Protocol):
     def delete(self, path: str) -> None:
         """Remove the file at `path` if it exists."""
 
-    def delete_files(self, paths: Sequence[str]) -> None:
-        """Remove the files of `paths` that exist, in any order."""
-
     def move(self, path: str, target: str) -> None:
         """Move the file at `path` to `target` of the same storage, replacing an existing file."""
-
-    def move_files(self, targets: Mapping[str, str]) -> None:
-        """Move each file to its target of the same storage, replacing existing files."""
 
     def delete_folder(self, folder: str) -> None:
         """Remove `folder` and everything below it, if the folder exists."""
 
     def fetch_local_path(self, path: str) -> Path:
         """Return the path of a local file with the content of `path`."""
+
+    def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the size in bytes of each file among `paths`, by location."""
+        found = {}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = self.measure_size(path)
+        return found
+
+    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
+        """Return the content key of each of `paths`, in order. Raises FileNotFoundError."""
+        return [self.compute_content_key(path) for path in paths]
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Remove the files of `paths` that exist, in any order."""
+        for path in paths:
+            self.delete(path)
+
+    def move_files(self, targets: Mapping[str, str]) -> None:
+        """Move each file to its target of the same storage, replacing existing files."""
+        for path, target in targets.items():
+            self.move(path, target)

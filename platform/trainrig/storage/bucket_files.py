@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, DataError
 from trainrig.storage import local_files
-from trainrig.storage.backend import READ_BLOCK, NothingThere, is_file_name
+from trainrig.storage.backend import READ_BLOCK, Backend, NothingThere, is_file_name
 from trainrig.storage.concurrent_requests import map_concurrently
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,25 @@ def split_location(path: str) -> tuple[str, str]:
     return bucket, key
 
 
+def find_start(folder: str) -> str:
+    """Return what precedes the keys of the bucket of `folder` in locations, `scheme://bucket/`."""
+    scheme, _, _ = folder.partition("://")
+    return f"{scheme}://{split_location(folder)[0]}/"
+
+
+def explain_no_bucket(path: str) -> DataError:
+    """Return the error that the bucket of `path` does not exist."""
+    return DataError(f"{path}: the bucket does not exist; create it, or name another")
+
+
+def explain_collisions(path: str) -> ClusterError:
+    """Return the error that too many writes to `path` collided."""
+    return ClusterError(
+        f"{path}: {ATTEMPTS} conditional writes collided with other writers; run the same command "
+        "again"
+    )
+
+
 def format_content_key(size: int, etag: str) -> str:
     """Return the content key of an object of `size` bytes with the ETag `etag`."""
     return f"{size}-{etag.strip(chr(34))}"
@@ -63,7 +82,7 @@ def retry_action(
     raise AssertionError("the last attempt returns or raises")
 
 
-class BucketFiles(abc.ABC):
+class BucketFiles(Backend):
     """Files in buckets. A store implements the abstract methods, which each send a request."""
 
     is_remote = True

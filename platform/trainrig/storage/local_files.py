@@ -9,11 +9,11 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainrig.storage.backend import is_file_name
+from trainrig.storage.backend import Backend, is_file_name
 from trainrig.storage.held_folder import expect_deletion, make_parent
 
 HASH_BLOCK = 2**20  # bytes
@@ -48,7 +48,7 @@ def compute_sha256(stream: BinaryIO, path: str) -> str:
     return digest.hexdigest()
 
 
-class LocalFiles:
+class LocalFiles(Backend):
     """Files of this machine's file system."""
 
     is_remote = False
@@ -142,23 +142,10 @@ class LocalFiles:
             raise FileNotFoundError(path)
         return Path(path).stat().st_size
 
-    def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of each file among `paths`, by path."""
-        files = [Path(path) for path in paths]
-        return {
-            path: file.stat().st_size
-            for path, file in zip(paths, files, strict=True)
-            if file.is_file()
-        }
-
     def compute_content_key(self, path: str) -> str:
         """Return the SHA-256 of the file at `path`."""
         with name_file_in_errors(path):
             return compute_sha256(self.open_read(path), path)
-
-    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
-        """Return the SHA-256 of each of `paths`, in order. Raises FileNotFoundError."""
-        return [self.compute_content_key(path) for path in paths]
 
     def find_first(self, folder: str) -> str | None:
         """Return the first file below `folder` by path, but no hidden one; None without one."""
@@ -189,20 +176,10 @@ class LocalFiles:
         """Remove the file at `path` if it exists."""
         Path(path).unlink(missing_ok=True)
 
-    def delete_files(self, paths: Sequence[str]) -> None:
-        """Remove the files of `paths` that exist."""
-        for path in paths:
-            self.delete(path)
-
     def move(self, path: str, target: str) -> None:
         """Move the file at `path` to `target` by one rename, replacing an existing file."""
         make_parent(target)
         Path(path).replace(target)
-
-    def move_files(self, targets: Mapping[str, str]) -> None:
-        """Move each file to its target by one rename, replacing existing files."""
-        for path, target in targets.items():
-            self.move(path, target)
 
     def delete_folder(self, folder: str) -> None:
         """Remove `folder` and everything below it, if the folder exists."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.errors import ClusterError, ConfigError
 from trainrig.optional_packages import describe_install
 from trainrig.storage import bucket_files, retries
 from trainrig.storage.backend import NothingThere, is_file_name
-from trainrig.storage.bucket_files import Described, split_location
+from trainrig.storage.bucket_files import Described, find_start, split_location
 from trainrig.storage.concurrent_requests import map_concurrently
 
 Result = TypeVar("Result")
@@ -114,7 +114,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
                 return request(self._get_store(bucket, patient), key)
             except FileNotFoundError as error:
                 if _find_code(error) in _NO_BUCKET:
-                    raise _explain_no_bucket(path) from None
+                    raise bucket_files.explain_no_bucket(path) from None
                 raise FileNotFoundError(path) from None
             except self._obstore.exceptions.AlreadyExistsError:
                 raise
@@ -128,7 +128,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
                 if any(sign in text for sign in _BEYOND_END):
                     raise NothingThere(path) from None
                 if _find_code(error) in _NO_BUCKET:
-                    raise _explain_no_bucket(path) from None
+                    raise bucket_files.explain_no_bucket(path) from None
                 began = began or time.monotonic()
                 attempts += 1
                 pause = None
@@ -202,10 +202,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
                     return self.get_object(path) == data
                 except FileNotFoundError:
                     time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
-        raise ClusterError(
-            f"{path}: {bucket_files.ATTEMPTS} conditional writes collided with other writers; run "
-            "the same command again"
-        )
+        raise bucket_files.explain_collisions(path)
 
     def upload_file(self, local: str, path: str) -> None:
         """Upload the file `local` to `path` atomically."""
@@ -223,7 +220,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
 
     def list_sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of each object below `folder`, by location."""
-        start = _find_start(folder)
+        start = find_start(folder)
         found = self._send(
             folder.rstrip("/"), lambda store, key: self._obstore.list(store, key or None).collect()
         )
@@ -235,7 +232,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
 
     def find_first(self, folder: str) -> str | None:
         """Return the first object below `folder` by location, but no hidden one."""
-        start = _find_start(folder)
+        start = find_start(folder)
 
         def find(store: Any, key: str) -> str | None:
             pages = self._obstore.list(store, key or None)
@@ -246,7 +243,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
 
     def list_pages(self, folder: str, first: str) -> Iterator[Mapping[str, Described]]:
         """Yield one page that describes all objects directly in `folder`."""
-        start = _find_start(folder)
+        start = find_start(folder)
         found = self._send(
             folder.rstrip("/"),
             lambda store, key: self._obstore.list_with_delimiter(store, key or None),
@@ -258,7 +255,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
 
     def list_folders(self, folder: str) -> list[str]:
         """Return the direct subfolders (common prefixes) of `folder`, unsorted."""
-        start = _find_start(folder)
+        start = find_start(folder)
         found = self._send(
             folder.rstrip("/"),
             lambda store, key: self._obstore.list_with_delimiter(store, key or None),
@@ -297,11 +294,6 @@ class ObstoreObjects(bucket_files.BucketFiles):
             self.upload_file(local, target)
 
 
-def _find_start(folder: str) -> str:
-    """Return what precedes the keys of the bucket of `folder` in locations, `gs://bucket/`."""
-    return folder[: len(folder) - len(split_location(folder)[1])].rstrip("/") + "/"
-
-
 def _find_code(error: Exception) -> str:
     """Return the error code of the storage in the message of obstore's `error`, or ""."""
     found = _CODE.search(str(error))
@@ -316,10 +308,6 @@ def _is_passing(text: str) -> bool:
     code = _CODE.search(text)
     known = code is not None and code[1] in retries.PASSING_CODES
     return int(status[1]) in retries.PASSING_STATUS or known
-
-
-def _explain_no_bucket(path: str) -> DataError:
-    return DataError(f"{path}: the bucket does not exist; create it, or name another")
 
 
 def make_google() -> ObstoreObjects:

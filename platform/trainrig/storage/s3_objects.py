@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from trainrig.errors import ClusterError, DataError
+from trainrig.errors import ClusterError
 from trainrig.storage import bucket_files, retries
 from trainrig.storage.backend import NothingThere, is_file_name
-from trainrig.storage.bucket_files import Described, split_location
+from trainrig.storage.bucket_files import Described, find_start, split_location
 from trainrig.storage.concurrent_requests import THREADS, map_concurrently
 
 # Codes by which a server refuses the request to delete several keys that S3 itself takes: it has no
@@ -86,9 +86,7 @@ def translate_errors(path: str) -> Iterator[None]:
         if _get_code(error) == "InvalidRange":
             raise NothingThere(path) from None
         if _get_code(error) == "NoSuchBucket":
-            raise DataError(
-                f"{path}: the bucket does not exist; create it, or name another"
-            ) from None
+            raise bucket_files.explain_no_bucket(path) from None
         if (code := _get_code(error)) in retries.EXPIRED_CODES:
             raise ClusterError(
                 f"{path}: the AWS credentials of this machine have expired ({code}), and "
@@ -201,10 +199,7 @@ class S3Objects(bucket_files.BucketFiles):
                 if code != "ConditionalRequestConflict":
                     raise
                 time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
-        raise ClusterError(
-            f"{path}: {bucket_files.ATTEMPTS} conditional writes collided with other writers; run "
-            "the same command again"
-        )
+        raise bucket_files.explain_collisions(path)
 
     def upload_file(self, local: str, path: str) -> None:
         """Upload the file `local` to `path` atomically."""
@@ -218,7 +213,7 @@ class S3Objects(bucket_files.BucketFiles):
 
     def list_sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of each object below `folder`, by location."""
-        start = _find_start(folder)
+        start = find_start(folder)
         return {
             start + item["Key"]: int(item["Size"])
             for page in _list_pages(folder)
@@ -234,13 +229,13 @@ class S3Objects(bucket_files.BucketFiles):
         return next(filter(is_file_name, self._iterate_files(folder, SHORT_PAGE)), None)
 
     def _iterate_files(self, folder: str, page_size: int | None = None) -> Iterator[str]:
-        start = _find_start(folder)
+        start = find_start(folder)
         for page in _list_pages(folder, page_size):
             yield from [start + item["Key"] for item in page.get("Contents", [])]
 
     def list_pages(self, folder: str, first: str) -> Iterator[Mapping[str, Described]]:
         """Yield pages that describe the objects directly in `folder`, from `first` on, in order."""
-        start = _find_start(folder)
+        start = find_start(folder)
         # S3 begins after the key that is given, so the last character of `first` is left out.
         for page in _list_pages(folder, Delimiter="/", StartAfter=split_location(first)[1][:-1]):
             yield {
@@ -250,7 +245,7 @@ class S3Objects(bucket_files.BucketFiles):
 
     def list_folders(self, folder: str) -> list[str]:
         """Return the direct subfolders (common prefixes) of `folder`, unsorted."""
-        start = _find_start(folder)
+        start = find_start(folder)
         return [
             start + item["Prefix"].rstrip("/")
             for page in _list_pages(folder, Delimiter="/")
@@ -300,12 +295,6 @@ class S3Objects(bucket_files.BucketFiles):
         bucket, key = split_location(path)
         with translate_errors(path):
             get_client().copy({"Bucket": bucket, "Key": key}, *split_location(target))
-
-
-def _find_start(folder: str) -> str:
-    """Return what precedes the keys of the bucket of `folder` in locations, `s3://bucket/`."""
-    scheme, _, _ = folder.partition("://")
-    return f"{scheme}://{split_location(folder)[0]}/"
 
 
 def _list_pages(

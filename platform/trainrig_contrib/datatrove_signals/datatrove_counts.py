@@ -27,6 +27,7 @@ from trainrig.corpus.signals.line_signals import (
 from trainrig.corpus.signals.text_arrays import (
     LINE_BREAK,
     SPACE,
+    Seen,
     TextBatch,
     allocate_seen,
     compute_table_size,
@@ -85,7 +86,7 @@ def measure_fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> F
     """Count the lines of each text by how they end; `is_terminal` is indexed by code point."""
     found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
     table = allocate_seen(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
-    _count_fineweb(*batch, is_terminal, *table, found)
+    _count_fineweb(batch, is_terminal, table, found)
     return FineWebLines(*found)
 
 
@@ -163,15 +164,9 @@ def _count_quality(
 
 @compile_nogil
 def _count_fineweb(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    is_terminal: NDArray[np.bool_],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    found: NDArray[np.int64],
+    batch: TextBatch, is_terminal: NDArray[np.bool_], table: Seen, found: NDArray[np.int64]
 ) -> None:
+    codes, classes, texts = batch
     for text in range(len(texts) - 1):
         place = texts[text]
         end_of_text = texts[text + 1]
@@ -190,10 +185,8 @@ def _count_fineweb(
             found[0, text] += 1
             found[1, text] += is_terminal[codes[end - 1]]
             found[2, text] += end - start <= _SHORT_LINE
-            again = count_again(
-                keys, stamps, counts, text + 1, size, hash_characters(codes, start, end)
-            )
-            if counts[again] > 1:
+            again = count_again(table, text + 1, size, hash_characters(codes, start, end))
+            if table.counts[again] > 1:
                 found[3, text] += end - start
 
 
@@ -272,7 +265,7 @@ def measure_repetition(
     places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
     table = allocate_seen(most)
-    _count_repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
+    _count_repetition(hashes_T, before, firsts_D1, table, positions, places, grams, found)
     return found
 
 
@@ -281,15 +274,13 @@ def _count_repetition(
     hashes: NDArray[np.uint64],
     before: NDArray[np.int64],
     firsts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
+    table: Seen,
     positions: NDArray[np.int64],
     places: NDArray[np.int64],
     grams: NDArray[np.uint64],
-    tops: NDArray[np.int64],
-    duplicates: NDArray[np.int64],
+    found: Repetition,
 ) -> None:
+    counts = table.counts
     generation = 0
     for text in range(len(firsts) - 1):
         first = firsts[text]
@@ -307,7 +298,7 @@ def _count_repetition(
                 if token + n > end:
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[token + n - 1])
-                places[looked_at] = count_again(keys, stamps, counts, generation, size, gram)
+                places[looked_at] = count_again(table, generation, size, gram)
                 positions[looked_at] = token
                 grams[looked_at] = gram
                 looked_at += 1
@@ -320,7 +311,7 @@ def _count_repetition(
                         most = counts[places[index]]
                 if top + n <= end:
                     length = before[top + n] - before[top] + n - 1
-                    tops[text, n - TOPS[0]] = most * length
+                    found.tops[text, n - TOPS[0]] = most * length
             alive = 0
             for index in range(looked_at):
                 if counts[places[index]] > 1:
@@ -334,10 +325,10 @@ def _count_repetition(
                     token = positions[index]
                     if token < free:
                         continue
-                    place = count_again(keys, stamps, counts, generation, size, grams[index])
+                    place = count_again(table, generation, size, grams[index])
                     if counts[place] > 1:
                         length = before[token + n] - before[token]
-                        duplicates[text, n - DUPLICATES[0]] += length
+                        found.duplicates[text, n - DUPLICATES[0]] += length
                         free = token + n
             if alive == 0 and n >= TOPS[-1]:
                 break

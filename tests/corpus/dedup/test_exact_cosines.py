@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trainrig.corpus.dedup.exact_cosines import (
+from trainrig.corpus.dedup.exact_vectors import (
     COARSE,
     FINE,
     compute_cosines,

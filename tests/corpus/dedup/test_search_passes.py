@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from support.searching import look, shelve
+from support.text_signatures import hash_text, shingle
 
 from trainrig.corpus.dedup.dedup_decisions import BY_LIKENESS, BY_TEXT, BY_URL, DIGEST
 from trainrig.corpus.dedup.keep_rules import ContentHash, Longest
 from trainrig.corpus.signatures.minhash import MinHash
-from trainrig.corpus.signatures.normalised_texts import hash_text
 from trainrig.corpus.signatures.shingle_similarity import Verification
-from trainrig.corpus.signatures.shingles import shingle
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.url_keys import compute_url_key
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup import similar_vectors
-from trainrig.corpus.dedup.exact_cosines import compute_cosines, round_finely
-from trainrig.corpus.dedup.similar_vectors import find_duplicates
+from trainrig.corpus.dedup import exact_vectors
+from trainrig.corpus.dedup.exact_vectors import compute_cosines, find_duplicates, round_finely
 
 
 def find_by_loop(vectors, threshold):
@@ -41,8 +40,8 @@ def vectors_with_copies(draw):
 @given(vectors=vectors_with_copies(), threshold=st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_duplicates_are_those_of_a_loop(block, columns, vectors, threshold):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similar_vectors, "_BLOCK", block)
-        patch.setattr(similar_vectors, "_COLUMNS", columns)
+        patch.setattr(exact_vectors, "_BLOCK", block)
+        patch.setattr(exact_vectors, "_COLUMNS", columns)
         partners, cosines = find_duplicates(vectors, threshold)
     wanted = find_by_loop(vectors, threshold)
     assert partners.tolist() == [partner for partner, _ in wanted]

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup import vector_clusters
-from trainrig.corpus.dedup.exact_cosines import round_coarsely
-from trainrig.corpus.dedup.vector_clusters import find_nearest, train_centroids
+from trainrig.corpus.dedup import exact_vectors
+from trainrig.corpus.dedup.exact_vectors import find_nearest, round_coarsely, train_centroids
 
 
 def make_vectors(seed, rows=40, channels=6):
@@ -41,12 +40,12 @@ def test_order_and_blocks_change_no_bit(seed, order, products):
     vectors = make_vectors(seed)
     expected = train_centroids(vectors, 5, 10)
     moved = np.concatenate([vectors[:5], vectors[5:][order]])
-    before = vector_clusters._PRODUCTS
-    vector_clusters._PRODUCTS = products
+    before = exact_vectors._PRODUCTS
+    exact_vectors._PRODUCTS = products
     try:
         assert (train_centroids(moved, 5, 10) == expected).all()
     finally:
-        vector_clusters._PRODUCTS = before
+        exact_vectors._PRODUCTS = before
 
 
 def test_the_first_of_equally_near_centroids_is_chosen():

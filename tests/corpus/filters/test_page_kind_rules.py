@@ -23,8 +23,7 @@ from trainrig.corpus.filters.filters import (
     find_first_broken_rule,
     list_read_columns,
 )
-from trainrig.corpus.filters.general_rules import Language, Score
-from trainrig.corpus.filters.page_kind_rules import PageKind
+from trainrig.corpus.filters.general_rules import Language, PageKind, Score
 from trainrig.corpus.filters.rule_verdicts import list_columns, list_rules
 from trainrig.corpus.limits import PercentileThreshold
 from trainrig.corpus.operators.decision_operators import Judge

@@ -170,7 +170,7 @@ def test_the_first_reason_follows_the_order_of_the_filters():
 
 def test_the_union_holds_every_filter_by_its_own_name():
     members = get_args(get_args(Filter)[0])
-    assert {member.__name__ for member in members} <= set(filters.__all__)
+    assert {member.__name__ for member in members} <= vars(filters).keys()
     for member in members:
         needed = {"signal": "words", "least": 1.0} if member is filters.Score else {}
         plain = member(**needed)
@@ -188,5 +188,5 @@ def test_lengths_that_no_text_has_are_refused():
 def test_any_text_at_all_gets_a_verdict(text: str):
     for reason in broken(text, identify(text)):
         kind, rule = reason.split(".")
-        assert kind in filters.__all__
+        assert kind in vars(filters)
         assert rule

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.text_signatures import shingle
 
 from trainrig.corpus.signatures.datasketch_signatures import (
     SCHEMES,
@@ -15,7 +16,6 @@ from trainrig.corpus.signatures.datasketch_signatures import (
 )
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
-from trainrig.corpus.signatures.shingles import shingle
 from trainrig.corpus.signatures.signatures import compute_keys_and_shingles
 
 TEXT = "The quick brown fox — jumps over the LAZY dog; ÀÉÎ straße "

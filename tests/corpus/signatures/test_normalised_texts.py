@@ -5,13 +5,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.text_signatures import hash_text
 
 from trainrig.corpus.signatures.normalised_texts import (
     SPACE,
     UNSETTLED,
     NormalisedTexts,
     build_letter_table,
-    hash_text,
     hash_texts,
 )
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.text_signatures import jaccard, shingle
 
 from trainrig.corpus.signatures.normalised_texts import (
     IDEOGRAM,
@@ -15,7 +16,7 @@ from trainrig.corpus.signatures.normalised_texts import (
     NormalisedTexts,
     build_letter_table,
 )
-from trainrig.corpus.signatures.shingles import finalise_hash, jaccard, shingle, shingle_texts
+from trainrig.corpus.signatures.shingles import finalise_hash, shingle_texts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
 # Characters that lower-casing and \w treat specially: "İ" becomes two characters, a sigma at the

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.text_signatures import hash_text, shingle
 
 from trainrig.corpus.signatures import signatures
 from trainrig.corpus.signatures.minhash import MinHash
-from trainrig.corpus.signatures.normalised_texts import NormalisedTexts, hash_text
-from trainrig.corpus.signatures.shingles import shingle
+from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
 from trainrig.corpus.signatures.signatures import (
     Signatures,
     compute_band_keys,

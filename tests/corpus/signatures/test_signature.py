@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.text_signatures import jaccard
 
 from trainrig.corpus.signatures.minhash import MinHash
-from trainrig.corpus.signatures.shingles import jaccard
 from trainrig.corpus.signatures.signatures import (
     build_permutations,
     compute_band_keys,

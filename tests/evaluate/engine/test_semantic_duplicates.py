@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.interruptions import interrupt_after
 
 from trainrig import manifest, storage
-from trainrig.corpus.dedup.exact_cosines import compute_cosines, round_finely
+from trainrig.corpus.dedup.exact_vectors import compute_cosines, round_finely
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import semantic_duplicates
 from trainrig.evaluate.engine.embed_run_file import SemanticDuplicates

@@ -16,36 +16,23 @@ with `Index.load(path)`. This package does not use Ray. The rules and the papers
 in decontamination_settings.py.
 """
 
-from trainrig.corpus.decontaminate.benchmark_index import Index, check_examples, fingerprint
-from trainrig.corpus.decontaminate.decide import CONTAMINATED, Decision, Touch, decide
+from trainrig.corpus.decontaminate.benchmark_index import Index as Index
+from trainrig.corpus.decontaminate.benchmark_index import check_examples as check_examples
+from trainrig.corpus.decontaminate.benchmark_index import fingerprint as fingerprint
+from trainrig.corpus.decontaminate.decide import CONTAMINATED as CONTAMINATED
+from trainrig.corpus.decontaminate.decide import Decision as Decision
+from trainrig.corpus.decontaminate.decide import Touch as Touch
+from trainrig.corpus.decontaminate.decide import decide as decide
+from trainrig.corpus.decontaminate.decontamination_settings import GPT3 as GPT3
+from trainrig.corpus.decontaminate.decontamination_settings import Benchmark as Benchmark
 from trainrig.corpus.decontaminate.decontamination_settings import (
-    GPT3,
-    Benchmark,
-    Decontamination,
-    Llama2,
-    Llama3,
-    PaLM,
-    Style,
+    Decontamination as Decontamination,
 )
-from trainrig.corpus.decontaminate.document_matches import Matches, Totals, match, merge
-
-__all__ = [
-    "CONTAMINATED",
-    "GPT3",
-    "Benchmark",
-    "Decision",
-    "Decontamination",
-    "Index",
-    "Llama2",
-    "Llama3",
-    "Matches",
-    "PaLM",
-    "Style",
-    "Totals",
-    "Touch",
-    "check_examples",
-    "decide",
-    "fingerprint",
-    "match",
-    "merge",
-]
+from trainrig.corpus.decontaminate.decontamination_settings import Llama2 as Llama2
+from trainrig.corpus.decontaminate.decontamination_settings import Llama3 as Llama3
+from trainrig.corpus.decontaminate.decontamination_settings import PaLM as PaLM
+from trainrig.corpus.decontaminate.decontamination_settings import Style as Style
+from trainrig.corpus.decontaminate.document_matches import Matches as Matches
+from trainrig.corpus.decontaminate.document_matches import Totals as Totals
+from trainrig.corpus.decontaminate.document_matches import match as match
+from trainrig.corpus.decontaminate.document_matches import merge as merge

@@ -9,8 +9,8 @@ end, so a hash collision is never reported as a match.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.benchmark_words import (
     NOT_ASKED,
@@ -38,27 +38,25 @@ class Grams(NamedTuple):
     Array suffixes: B is the number of benchmark words, G the number of different n-grams.
     """
 
-    orders_B: NDArray[np.uint8]  # n of the n-gram that begins at each word, or 0
-    grams_B: NDArray[np.uint32]  # number of that n-gram, or NONE
+    orders_B: UInt8s  # n of the n-gram that begins at each word, or 0
+    grams_B: UInt32s  # number of that n-gram, or NONE
     # [G + 1] offsets in `places` at which the positions of each n-gram begin
-    firsts_G1: NDArray[np.int64]
-    places: NDArray[np.uint32]  # words at which each n-gram begins, ascending
-    orders: NDArray[np.int64]  # all values of n, ascending
-    slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
-    sieve: NDArray[np.uint64]
+    firsts_G1: Int64s
+    places: UInt32s  # words at which each n-gram begins, ascending
+    orders: Int64s  # all values of n, ascending
+    slots: UInt32s  # an open-addressing table by hash: number + 1, or 0
+    sieve: UInt64s
 
 
 class Hits(NamedTuple):
     """N-grams found in texts, sorted by text, word and n."""
 
-    texts: NDArray[np.int64]
-    words: NDArray[np.int64]  # word at which the n-gram begins, counted over all texts
-    grams: NDArray[np.uint32]
+    texts: Int64s
+    words: Int64s  # word at which the n-gram begins, counted over all texts
+    grams: UInt32s
 
 
-def index_grams(
-    words_B: NDArray[np.uint32], orders_B: NDArray[np.uint8], hashes_V: NDArray[np.uint64]
-) -> Grams:
+def index_grams(words_B: UInt32s, orders_B: UInt8s, hashes_V: UInt64s) -> Grams:
     """Index the n-grams of `words_B` that begin where `orders_B` is not 0."""
     begins = np.flatnonzero(orders_B)
     orders = np.unique(orders_B[begins]).astype(np.int64)
@@ -84,8 +82,8 @@ def index_grams(
 
 
 def find_hits(
-    grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
-) -> tuple[Hits, NDArray[np.uint32]]:
+    grams: Grams, words_B: UInt32s, vocabulary: WordNumbers, words: NormalisedWords
+) -> tuple[Hits, UInt32s]:
     """Return the benchmark n-grams found in the texts, and the vocabulary numbers of the words.
 
     Words are numbered only in texts with a hit; elsewhere some are NOT_ASKED.
@@ -101,17 +99,14 @@ def find_hits(
     hits = Hits(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint32))
     powers = np.array([pow(int(_BASE), int(n), 2**64) for n in grams.orders], np.uint64)
     sums = np.empty(longest + 1, np.uint64)
-    found = (words.letters_L, words.ends_W, words.hashes_W, words.firsts_D1)
-    count = _find(*grams, words_B, *vocabulary, powers, *found, sums, numbers, *hits)
+    count = _find(grams, words_B, vocabulary, powers, words, sums, numbers, hits)
     hits = Hits(hits.texts[:count].copy(), hits.words[:count].copy(), hits.grams[:count].copy())
     ask_numbers(vocabulary, words, np.unique(hits.texts), numbers)
     return hits, numbers
 
 
 @compile_nogil
-def _hash_gram(
-    words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
-) -> np.uint64:
+def _hash_gram(words: UInt32s, hashes: UInt64s, place: _Whole, order: _Whole) -> np.uint64:
     found = np.uint64(0)
     for word in range(place, place + order):
         found = found * _BASE + hashes[words[word]]
@@ -132,13 +127,7 @@ def _compute_bits(key: np.uint64) -> np.uint64:
 
 
 @compile_nogil
-def _are_equal(
-    left: NDArray[np.uint32],
-    place: _Whole,
-    right: NDArray[np.uint32],
-    other: _Whole,
-    order: _Whole,
-) -> bool:
+def _are_equal(left: UInt32s, place: _Whole, right: UInt32s, other: _Whole, order: _Whole) -> bool:
     offset = 0
     while offset < order and left[place + offset] == right[other + offset]:
         offset += 1
@@ -147,12 +136,7 @@ def _are_equal(
 
 @compile_nogil
 def _assign_numbers(
-    words: NDArray[np.uint32],
-    orders: NDArray[np.uint8],
-    hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    grams: NDArray[np.uint32],
-    firsts: NDArray[np.int64],
+    words: UInt32s, orders: UInt8s, hashes: UInt64s, slots: UInt32s, grams: UInt32s, firsts: Int64s
 ) -> int:
     mask = np.int64(len(slots) - 1)
     count = 0
@@ -177,13 +161,13 @@ def _assign_numbers(
 
 @compile_nogil
 def _fill(
-    words: NDArray[np.uint32],
-    orders: NDArray[np.uint8],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
+    words: UInt32s,
+    orders: UInt8s,
+    hashes: UInt64s,
+    firsts: Int64s,
     shortest: int,
-    slots: NDArray[np.uint32],
-    sieve: NDArray[np.uint64],
+    slots: UInt32s,
+    sieve: UInt64s,
 ) -> None:
     mask = np.int64(len(slots) - 1)
     for gram in range(len(firsts)):
@@ -200,30 +184,12 @@ def _fill(
 
 @compile_nogil
 def _count_known_words(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    known_slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
-    first: int,
-    end: int,
+    vocabulary: WordNumbers, words: NormalisedWords, numbers: UInt32s, first: int, end: int
 ) -> int:
     """Return how many words from `first` on, before `end`, are known; store their numbers."""
     for place in range(first, end):
         if numbers[place] == NOT_ASKED:
-            numbers[place] = find_word_number(
-                known_letters,
-                known_ends,
-                known_hashes,
-                known_slots,
-                letters,
-                ends,
-                hashes,
-                place,
-            )
+            numbers[place] = find_word_number(vocabulary, words, place)
         if numbers[place] == UNKNOWN:
             return place - first
     return end - first
@@ -231,58 +197,40 @@ def _count_known_words(
 
 @compile_nogil
 def _find(
-    orders_B: NDArray[np.uint8],
-    grams_B: NDArray[np.uint32],
-    gram_firsts: NDArray[np.int64],
-    gram_places: NDArray[np.uint32],
-    orders: NDArray[np.int64],
-    slots: NDArray[np.uint32],
-    sieve: NDArray[np.uint64],
-    benchmark_words: NDArray[np.uint32],
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    known_slots: NDArray[np.uint32],
-    powers: NDArray[np.uint64],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    sums: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
-    hit_texts: NDArray[np.int64],
-    hit_words: NDArray[np.int64],
-    hit_grams: NDArray[np.uint32],
+    grams: Grams,
+    words_B: UInt32s,
+    vocabulary: WordNumbers,
+    powers: UInt64s,
+    words: NormalisedWords,
+    sums: UInt64s,
+    numbers: UInt32s,
+    hits: Hits,
 ) -> int:
+    """Write the n-grams that the texts contain to `hits`, and return their number."""
+    orders = grams.orders
+    slots = grams.slots
+    hashes = words.hashes_W
+    firsts = words.firsts_D1
     mask = np.int64(len(slots) - 1)
-    parts = np.uint64(len(sieve) - 1)
+    parts = np.uint64(len(grams.sieve) - 1)
     shortest = orders[0]
     longest = orders[-1]
     count = 0
     for text in range(len(firsts) - 1):
         first = firsts[text]
-        words = firsts[text + 1] - firsts[text]
+        length = firsts[text + 1] - first
         # Hashes of all words before each word: the hash of a run is the difference of two.
         sums[0] = 0
-        for word in range(words):
+        for word in range(length):
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
-        for word in range(words - shortest + 1):
+        for word in range(length - shortest + 1):
             key = mix_bits(sums[word + shortest] - sums[word] * powers[0])
             bits = _compute_bits(key)
-            if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
+            if grams.sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
-            known = _count_known_words(
-                known_letters,
-                known_ends,
-                known_hashes,
-                known_slots,
-                letters,
-                ends,
-                hashes,
-                numbers,
-                first + word,
-                min(first + word + longest, first + words),
-            )
+            begin = first + word
+            stop = min(begin + longest, first + length)
+            known = _count_known_words(vocabulary, words, numbers, begin, stop)
             for index in range(len(orders)):
                 order = orders[index]
                 if order > known:
@@ -291,13 +239,13 @@ def _find(
                 slot = np.int64(mix_bits(run + np.uint64(order)) & np.uint64(mask))
                 while slots[slot] != 0:
                     gram = np.int64(slots[slot]) - 1
-                    place = np.int64(gram_places[gram_firsts[gram]])
-                    if orders_B[place] == order and _are_equal(
-                        numbers, first + word, benchmark_words, place, order
+                    place = np.int64(grams.places[grams.firsts_G1[gram]])
+                    if grams.orders_B[place] == order and _are_equal(
+                        numbers, begin, words_B, place, order
                     ):
-                        hit_texts[count] = text
-                        hit_words[count] = first + word
-                        hit_grams[count] = gram
+                        hits.texts[count] = text
+                        hits.words[count] = begin
+                        hits.grams[count] = gram
                         count += 1
                         break
                     slot = (slot + 1) & mask

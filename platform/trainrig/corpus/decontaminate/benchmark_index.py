@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s
 from trainrig.corpus.decontaminate import benchmark_words, decontamination_settings
 from trainrig.corpus.decontaminate.benchmark_grams import Grams, Hits, find_hits, index_grams
 from trainrig.errors import DataError
@@ -251,11 +252,11 @@ class Index:
     firsts: tuple[int, ...]  # the first example of each benchmark, then the number of all examples
     vocabulary: benchmark_words.WordNumbers
     grams: Grams
-    words_B: NDArray[np.uint32]  # vocabulary number of each word
-    texts_B: NDArray[np.uint32]  # text of each word
-    ends_P: NDArray[np.int64]  # where the words of each text end
-    examples_P: NDArray[np.uint32]  # example of each text
-    lines_E: NDArray[np.int64]  # line of each example in its file, from 1
+    words_B: UInt32s  # vocabulary number of each word
+    texts_B: UInt32s  # text of each word
+    ends_P: Int64s  # where the words of each text end
+    examples_P: UInt32s  # example of each text
+    lines_E: Int64s  # line of each example in its file, from 1
 
     @classmethod
     def of(cls, settings: decontamination_settings.Decontamination) -> "Index":
@@ -355,7 +356,7 @@ class Index:
 
     def search_texts(
         self, texts: Sequence[str]
-    ) -> tuple[Hits, benchmark_words.NormalisedWords, NDArray[np.uint32]]:
+    ) -> tuple[Hits, benchmark_words.NormalisedWords, UInt32s]:
         """Search `texts` for benchmark n-grams.
 
         Returns the hits, all words of the texts, and the vocabulary numbers of the words. Words are
@@ -365,7 +366,7 @@ class Index:
         hits, numbers = find_hits(self.grams, self.words_B, self.vocabulary, words)
         return hits, words, numbers
 
-    def find_places(self, gram: int) -> NDArray[np.uint32]:
+    def find_places(self, gram: int) -> UInt32s:
         """Return the word positions in the benchmarks at which the n-gram begins, ascending."""
         first, end = self.grams.firsts_G1[gram : gram + 2]
         return self.grams.places[first:end]
@@ -381,7 +382,7 @@ class Index:
             found.append(letters.tobytes().decode("utf-32-le", "surrogatepass"))
         return " ".join(found)
 
-    def count_gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def count_gram_words(self, grams: UInt32s) -> Int64s:
         """Return the number of words (n) of each n-gram."""
         places = self.grams.places[self.grams.firsts_G1[grams]]
         return self.grams.orders_B[places].astype(np.int64)
@@ -391,7 +392,7 @@ class Index:
         return int(np.searchsorted(self.firsts, example, side="right")) - 1
 
     @property
-    def examples_B(self) -> NDArray[np.uint32]:
+    def examples_B(self) -> UInt32s:
         """The example of each word."""
         return self.examples_P[self.texts_B]
 
@@ -400,9 +401,7 @@ class Index:
         return self.names[self.find_benchmark(example)], int(self.lines_E[example])
 
 
-def _compute_orders(
-    firsts_P1: NDArray[np.int64], orders_P: NDArray[np.int64], shortest_whole: int
-) -> NDArray[np.uint8]:
+def _compute_orders(firsts_P1: Int64s, orders_P: Int64s, shortest_whole: int) -> UInt8s:
     """Return n of the n-gram that begins at each word, or 0 if none does.
 
     A text of fewer than n words, but at least `shortest_whole`, is one n-gram as a whole.

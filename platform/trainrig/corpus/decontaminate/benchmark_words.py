@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     CAPITAL_I_WITH_DOT,
@@ -25,6 +25,7 @@ from trainrig.corpus.signals.text_arrays import (
     SEED,
     SPACE,
     SYMBOL,
+    TextBatch,
     build_batch,
     build_character_tables,
     compute_table_size,
@@ -38,14 +39,14 @@ class NormalisedWords(NamedTuple):
     Array suffixes: L is the number of letters, W of words, D of texts; D1 is D + 1.
     """
 
-    letters_L: NDArray[np.uint32]  # code points of the words in lower case, without punctuation
-    ends_W: NDArray[np.int64]  # where each word's letters end
-    hashes_W: NDArray[np.uint64]  # hash of each word's letters
+    letters_L: UInt32s  # code points of the words in lower case, without punctuation
+    ends_W: Int64s  # where each word's letters end
+    hashes_W: UInt64s  # hash of each word's letters
     # Start and end of each word in its text, in characters; the punctuation around it is included.
-    begins_W: NDArray[np.int64]
-    stops_W: NDArray[np.int64]
+    begins_W: Int64s
+    stops_W: Int64s
     # [D + 1] index of the first word of each text; the last entry is W
-    firsts_D1: NDArray[np.int64]
+    firsts_D1: Int64s
 
 
 def split_words(texts: Sequence[str]) -> NormalisedWords:
@@ -59,7 +60,8 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     firsts = np.zeros(len(texts) + 1, np.int64)
     lower = build_character_tables().lower
     sigmas = _lower_sigmas(texts)
-    _split_normal_words(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
+    found = NormalisedWords(letters, ends, hashes, begins, stops, firsts)
+    _split_normal_words(batch, lower, sigmas, found)
     count = int(firsts[-1])
     return NormalisedWords(
         letters[: int(ends[count - 1]) if count else 0],
@@ -71,7 +73,7 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     )
 
 
-def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
+def _lower_sigmas(texts: Sequence[str]) -> UInt32s:
     """Return the lower case of each capital sigma, in order: it depends on the letters around."""
     found: list[int] = []
     for text in texts:
@@ -89,19 +91,11 @@ def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
 
 @compile_nogil
 def _split_normal_words(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
-    sigmas: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    begins: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    firsts: NDArray[np.int64],
+    batch: TextBatch, lower: UInt32s, sigmas: UInt32s, found: NormalisedWords
 ) -> None:
-    """Fill the arrays of NormalisedWords, from `letters` on, with the words of all texts."""
+    """Fill the arrays of `found` with the words of all texts."""
+    codes, classes, starts = batch
+    letters, ends, hashes, begins, stops, firsts = found
     word = letter = sigma = 0
     for text in range(len(starts) - 1):
         start = starts[text]
@@ -144,13 +138,13 @@ NOT_ASKED = np.uint32(0xFFFFFFFE)  # number of a word that has not been looked u
 class WordNumbers(NamedTuple):
     """The V different words of the benchmarks, numbered by first occurrence."""
 
-    letters: NDArray[np.uint32]  # letters of all words, concatenated
-    ends_V: NDArray[np.int64]  # where each word's letters end
-    hashes_V: NDArray[np.uint64]
-    slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
+    letters: UInt32s  # letters of all words, concatenated
+    ends_V: Int64s  # where each word's letters end
+    hashes_V: UInt64s
+    slots: UInt32s  # an open-addressing table by hash: number + 1, or 0
 
 
-def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
+def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, UInt32s]:
     """Return the vocabulary of `words`, and the number of each word."""
     numbers = np.empty(len(words.ends_W), np.uint32)
     firsts = np.empty(len(words.ends_W), np.int64)  # the first occurrence of each numbered word
@@ -167,32 +161,9 @@ def build_vocabulary(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.ui
     return WordNumbers(together, np.cumsum(ends - begins), hashes, slots), numbers
 
 
-def ask_numbers(
-    vocabulary: WordNumbers,
-    words: NormalisedWords,
-    texts: NDArray[np.int64],
-    numbers_W: NDArray[np.uint32],
-) -> None:
-    """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
-    _ask(
-        *vocabulary,
-        words.letters_L,
-        words.ends_W,
-        words.hashes_W,
-        words.firsts_D1,
-        texts,
-        numbers_W,
-    )
-
-
 @compile_nogil
 def _are_equal(
-    left: NDArray[np.uint32],
-    begin: int,
-    end: int,
-    right: NDArray[np.uint32],
-    other_begin: int,
-    other_end: int,
+    left: UInt32s, begin: int, end: int, right: UInt32s, other_begin: int, other_end: int
 ) -> bool:
     if end - begin != other_end - other_begin:
         return False
@@ -204,12 +175,12 @@ def _are_equal(
 
 @compile_nogil
 def _assign_numbers(
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    numbers: NDArray[np.uint32],
-    firsts: NDArray[np.int64],
+    letters: UInt32s,
+    ends: Int64s,
+    hashes: UInt64s,
+    slots: UInt32s,
+    numbers: UInt32s,
+    firsts: Int64s,
 ) -> int:
     mask = np.uint64(len(slots) - 1)
     count = begin = 0
@@ -233,7 +204,7 @@ def _assign_numbers(
 
 
 @compile_nogil
-def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
+def _fill(hashes: UInt64s, slots: UInt32s) -> None:
     mask = np.uint64(len(slots) - 1)
     for number in range(len(hashes)):
         slot = np.int64(hashes[number] & mask)
@@ -243,17 +214,12 @@ def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
 
 
 @compile_nogil
-def find_word_number(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    word: int,
-) -> np.uint32:
+def find_word_number(known: WordNumbers, words: NormalisedWords, word: int) -> np.uint32:
     """Return the number of one word, or UNKNOWN, for callers that look up few words."""
+    known_letters, known_ends, known_hashes, slots = known
+    letters = words.letters_L
+    ends = words.ends_W
+    hashes = words.hashes_W
     mask = np.int64(len(slots) - 1)
     begin = ends[word - 1] if word > 0 else 0
     slot = np.int64(hashes[word] & np.uint64(mask))
@@ -269,21 +235,11 @@ def find_word_number(
 
 
 @compile_nogil
-def _ask(
-    known_letters: NDArray[np.uint32],
-    known_ends: NDArray[np.int64],
-    known_hashes: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    texts: NDArray[np.int64],
-    numbers: NDArray[np.uint32],
+def ask_numbers(
+    vocabulary: WordNumbers, words: NormalisedWords, texts: Int64s, numbers_W: UInt32s
 ) -> None:
+    """Look up the words of `texts` that are NOT_ASKED, and write their numbers or UNKNOWN."""
     for text in texts:
-        for word in range(firsts[text], firsts[text + 1]):
-            if numbers[word] == NOT_ASKED:
-                numbers[word] = find_word_number(
-                    known_letters, known_ends, known_hashes, slots, letters, ends, hashes, word
-                )
+        for word in range(words.firsts_D1[text], words.firsts_D1[text + 1]):
+            if numbers_W[word] == NOT_ASKED:
+                numbers_W[word] = find_word_number(vocabulary, words, word)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float64s, Int64s
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
@@ -113,7 +113,7 @@ def tally_contamination(
     """
     parts_E, wholes_E = _count_found_units(index, totals)
     shares_E = compute_shares(parts_E, wholes_E)
-    kinds = _Kinds(index, totals, shares_E, parts_E)
+    masks = _mark_examples(index, totals, shares_E, parts_E)
     rows = []
     by_share = []
     for number, name in enumerate(index.names):
@@ -126,10 +126,10 @@ def tally_contamination(
                 documents=counts["contaminated_by"].get(name, 0),
                 documents_fallen=counts["fallen_by"].get(name, 0),
                 documents_cut=counts["cut_by"].get(name, 0),
-                **{kind: int(is_E[own].sum()) for kind, is_E in kinds.masks.items()},
+                **{kind: int(is_E[own].sum()) for kind, is_E in masks.items()},
             )
         )
-        looked_for = ~kinds.masks["not_looked_for"][own]
+        looked_for = ~masks["not_looked_for"][own]
         by_share += [
             ShareRow(name, least, int((looked_for & (shares_E[own] >= least)).sum()))
             for least in LEAST_SHARES
@@ -161,7 +161,7 @@ def _list_common_grams(index: Index, totals: Totals) -> list[CommonRow]:
     ]
 
 
-def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _count_found_units(index: Index, totals: Totals) -> tuple[Int64s, Int64s]:
     """Return the units of each example that the corpus holds, and all units of each example."""
     style = index.settings.style
     examples_B = index.examples_B
@@ -175,43 +175,37 @@ def _count_found_units(index: Index, totals: Totals) -> tuple[NDArray[np.int64],
     return held, count_units(index, style)
 
 
-class _Kinds:
-    """Masks of the examples that each column of a benchmark's row counts."""
-
-    def __init__(
-        self,
-        index: Index,
-        totals: Totals,
-        shares_E: NDArray[np.float64],
-        parts_E: NDArray[np.int64],
-    ) -> None:
-        style = index.settings.style
-        places = index.grams.orders_B > 0
-        examples = index.examples_B[places]
-        looked_for = np.zeros(len(index.lines_E), bool)
-        looked_for[examples] = True
-        found = parts_E > 0
-        common_only = np.zeros_like(found)
-        if isinstance(style, GPT3):
-            holders = totals.unit_documents[index.grams.grams_B[places]]
-            rare = np.zeros_like(found)
-            rare[examples[(holders > 0) & (holders <= style.most_documents)]] = True
-            common_only = found & ~rare
-            dirty = found
-            clean = looked_for & ~found
-        else:
-            least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
-            dirty = found & (shares_E >= least)
-            below = style.clean_below if isinstance(style, Llama2) else least
-            clean = looked_for & (shares_E < below)
-        self.masks = {
-            "not_looked_for": ~looked_for,
-            "found": found,
-            "common_only": common_only,
-            "clean": clean,
-            "between": looked_for & ~clean & ~dirty,
-            "dirty": dirty,
-        }
+def _mark_examples(
+    index: Index, totals: Totals, shares_E: Float64s, parts_E: Int64s
+) -> dict[str, Bools]:
+    """Return masks of the examples that each column of a benchmark's row counts."""
+    style = index.settings.style
+    places = index.grams.orders_B > 0
+    examples = index.examples_B[places]
+    looked_for = np.zeros(len(index.lines_E), bool)
+    looked_for[examples] = True
+    found = parts_E > 0
+    common_only = np.zeros_like(found)
+    if isinstance(style, GPT3):
+        holders = totals.unit_documents[index.grams.grams_B[places]]
+        rare = np.zeros_like(found)
+        rare[examples[(holders > 0) & (holders <= style.most_documents)]] = True
+        common_only = found & ~rare
+        dirty = found
+        clean = looked_for & ~found
+    else:
+        least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
+        dirty = found & (shares_E >= least)
+        below = style.clean_below if isinstance(style, Llama2) else least
+        clean = looked_for & (shares_E < below)
+    return {
+        "not_looked_for": ~looked_for,
+        "found": found,
+        "common_only": common_only,
+        "clean": clean,
+        "between": looked_for & ~clean & ~dirty,
+        "dirty": dirty,
+    }
 
 
 def sample(touch: Touch, identity: str, url: str, text: str) -> ContaminatedSample:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Int64s, UInt32s
 from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import BenchmarkOverlap
@@ -41,13 +42,13 @@ class Matches:
     GPT3, otherwise to an example of which the document holds enough to be dirty.
     """
 
-    lengths: NDArray[np.int64]  # characters of each document
-    units: NDArray[np.uint32]  # units found, ascending
-    unit_documents: NDArray[np.uint32]  # documents with each n-gram; 1 for other units
-    span_documents: NDArray[np.int64]  # ascending
-    span_of: NDArray[np.uint32]
-    span_starts: NDArray[np.int64]  # characters of the document
-    span_ends: NDArray[np.int64]
+    lengths: Int64s  # characters of each document
+    units: UInt32s  # units found, ascending
+    unit_documents: UInt32s  # documents with each n-gram; 1 for other units
+    span_documents: Int64s  # ascending
+    span_of: UInt32s
+    span_starts: Int64s  # characters of the document
+    span_ends: Int64s
 
     def save(self, path: str) -> None:
         """Write the matches to `path`.
@@ -70,7 +71,7 @@ class Totals:
     """Benchmark matches in all splits together."""
 
     documents: int
-    unit_documents: NDArray[np.uint32]  # [units] as in Matches, but for all units that exist
+    unit_documents: UInt32s  # [units] as in Matches, but for all units that exist
 
     def save(self, path: str) -> None:
         """Write the totals to `path`.
@@ -135,12 +136,12 @@ class _Collisions:
         last = hits.words + self._index.count_gram_words(hits.grams) - 1
         return hits.texts, hits.grams, words.begins_W[hits.words], words.stops_W[last]
 
-    def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def list_units(self) -> tuple[UInt32s, UInt32s]:
         found = np.flatnonzero(self._counts_G).astype(np.uint32)
         return found, self._counts_G[found]
 
 
-def _list_distinct_grams(hits: Hits) -> NDArray[np.uint32]:
+def _list_distinct_grams(hits: Hits) -> UInt32s:
     """Return the n-grams of all texts, each listed once per text."""
     order = np.lexsort((hits.grams, hits.texts))
     texts = hits.texts[order]
@@ -164,7 +165,7 @@ class _Shares:
         stops = words.stops_W[spans.stops - 1]
         return spans.documents, spans.examples, begins, stops
 
-    def list_units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def list_units(self) -> tuple[UInt32s, UInt32s]:
         found = np.flatnonzero(self._overlap.marks_B).astype(np.uint32)
         return found, np.ones_like(found)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup import candidates
 from trainrig.corpus.dedup.candidates import ENTRY
@@ -45,13 +45,11 @@ class Searched:
     """Band keys of one split index, and the documents to search for."""
 
     split_index: int
-    keys: NDArray[np.uint64]  # [documents, bands]
-    wanted: NDArray[np.bool_]  # [documents]
+    keys: UInt64s  # [documents, bands]
+    wanted: Bools  # [documents]
 
 
-def group_keys_by_part(
-    split_indexes: Sequence[Searched], parts: int
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def group_keys_by_part(split_indexes: Sequence[Searched], parts: int) -> tuple[UInt32s, Int64s]:
     """Return the KEYs of all wanted documents grouped by range, and the start of each range.
 
     Within a range they are in the order of documents.
@@ -67,7 +65,7 @@ def group_keys_by_part(
     return found, starts
 
 
-def mark_shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
+def mark_shared(keys: RunPart, distinct: int) -> Iterator[Bools]:
     """Yield a mask of the keys that occur more than once, for each piece of KEYs.
 
     About 5% of unique keys are marked as well. Memory is four to eight bytes for each of
@@ -82,10 +80,10 @@ def mark_shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
 
 def build_entries(
     split_indexes: Iterable[Searched],
-    order: Callable[[int], tuple[NDArray[np.uint64], NDArray[np.uint64]]],
-    shared: NDArray[np.bool_],
-    counts: NDArray[np.int64],
-) -> tuple[Rows, NDArray[np.int64]]:
+    order: Callable[[int], tuple[UInt64s, UInt64s]],
+    shared: Bools,
+    counts: Int64s,
+) -> tuple[Rows, Int64s]:
     """Build an ENTRY for each shared key of a document, by range, and return each range's start.
 
     Args:
@@ -107,9 +105,7 @@ def build_entries(
 
 
 @compile_nogil
-def _count_keys_by_part(
-    keys: NDArray[np.uint64], wanted: NDArray[np.bool_], counts: NDArray[np.int64]
-) -> None:
+def _count_keys_by_part(keys: UInt64s, wanted: Bools, counts: Int64s) -> None:
     parts = np.uint64(len(counts))
     for document in range(len(keys)):
         if wanted[document]:
@@ -119,11 +115,7 @@ def _count_keys_by_part(
 
 @compile_nogil
 def _group_keys(
-    keys: NDArray[np.uint64],
-    wanted: NDArray[np.bool_],
-    parts: np.uint64,
-    free: NDArray[np.int64],
-    found: NDArray[np.uint32],
+    keys: UInt64s, wanted: Bools, parts: np.uint64, free: Int64s, found: UInt32s
 ) -> None:
     for document in range(len(keys)):
         if wanted[document]:
@@ -135,7 +127,7 @@ def _group_keys(
 
 
 @compile_nogil
-def _find_shared_starts(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_shared_starts(shared: Bools, starts: Int64s) -> Int64s:
     found = np.zeros(len(starts), np.int64)
     for part in range(len(starts) - 1):
         here = 0
@@ -147,15 +139,15 @@ def _find_shared_starts(shared: NDArray[np.bool_], starts: NDArray[np.int64]) ->
 
 @compile_nogil
 def _write_entries(
-    keys: NDArray[np.uint64],
-    wanted: NDArray[np.bool_],
-    ranks: NDArray[np.uint64],
-    ids: NDArray[np.uint64],
+    keys: UInt64s,
+    wanted: Bools,
+    ranks: UInt64s,
+    ids: UInt64s,
     first: np.uint64,
     parts: np.uint64,
-    shared: NDArray[np.bool_],
-    places: NDArray[np.int64],
-    rows: NDArray[np.uint64],
+    shared: Bools,
+    places: Int64s,
+    rows: UInt64s,
 ) -> None:
     """Write the entries of shared keys of one split index.
 
@@ -217,7 +209,7 @@ def _iterate_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterato
         yield np.compress((first <= bins) & (bins < end), rows)
 
 
-def _find_giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
+def _find_giants(pieces: Iterator[Rows], most: int) -> UInt64s:
     """Return the keys that have more than half as many entries as may be held."""
     keys = np.empty(0, np.uint64)
     counts = np.empty(0, np.int64)

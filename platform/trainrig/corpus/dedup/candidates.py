@@ -9,8 +9,8 @@ depends only on the keys and the keep order, not on how the keys are partitioned
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.document_refs import group_equal_keys
 from trainrig.corpus.dedup.sorted_runs import Rows
@@ -66,7 +66,7 @@ def iterate_candidates(
 
 
 @compile_nogil
-def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
+def _sort_buckets(rows: UInt64s, ends: Int64s) -> None:
     """Sort the entries of each bucket by all but their key.
 
     Shell's sort is fast here, because most buckets have two entries.
@@ -90,7 +90,7 @@ def _sort_buckets(rows: NDArray[np.uint64], ends: NDArray[np.int64]) -> None:
 
 
 @compile_nogil
-def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: NDArray[np.uint64]) -> bool:
+def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: UInt64s) -> bool:
     if rank != row[1]:
         return bool(rank < row[1])
     return bool(tie < row[2] or (tie == row[2] and ref < row[3]))
@@ -98,13 +98,13 @@ def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: NDArray[np.
 
 @compile_nogil
 def _pair(
-    rows: NDArray[np.uint64],
-    ends: NDArray[np.int64],
+    rows: UInt64s,
+    ends: Int64s,
     decided: np.uint64,
     most: int,
-    place: NDArray[np.int64],
-    seen: NDArray[np.uint64],
-    pairs: NDArray[np.uint64],
+    place: Int64s,
+    seen: UInt64s,
+    pairs: UInt64s,
 ) -> int:
     """Write pairs from `place` on until `pairs` is full, and return their number.
 
@@ -208,7 +208,7 @@ def select_nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
 
 
 @compile_nogil
-def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
+def _move_nearest(pairs: UInt64s, most: int) -> int:
     """Move the pairs that `select_nearest` returns to the front, and return their number."""
     kept = 0
     begin = 0
@@ -235,7 +235,7 @@ def _move_nearest(pairs: NDArray[np.uint64], most: int) -> int:
 
 
 @compile_nogil
-def _sort_by_turn(pairs: NDArray[np.uint64]) -> None:
+def _sort_by_turn(pairs: UInt64s) -> None:
     """Sort the pairs of one document by turn, then by `b` (Shell's sort)."""
     gap = len(pairs)
     while gap > 1:

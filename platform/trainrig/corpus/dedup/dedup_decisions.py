@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.array_types import Bools, Float64s, UInt8s, UInt64s
 from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids, group_equal_keys
 from trainrig.corpus.dedup.keep_rules import KeepRule, rank_across_crawls
 from trainrig.corpus.dedup.sorted_runs import Rows
@@ -22,12 +23,7 @@ DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1"
 REPEAT = np.dtype([(name, "u8") for name in ("ref", "first", "id0", "id1")])
 
 
-def digest_rows(
-    words: NDArray[np.uint64],
-    ranks: NDArray[np.uint64],
-    ids: NDArray[np.uint64],
-    refs: NDArray[np.uint64],
-) -> Rows:
+def digest_rows(words: UInt64s, ranks: UInt64s, ids: UInt64s, refs: UInt64s) -> Rows:
     """Build a DIGEST row for each document.
 
     `words` [documents, 2] are the digests, and `ids` [documents, 2] the ids.
@@ -72,10 +68,10 @@ KEPT, BY_URL, BY_TEXT, BY_LIKENESS = range(4)
 class Documents:
     """The documents of one split, in order."""
 
-    ids: NDArray[np.uint64]  # [documents, 2]
-    ranks: NDArray[np.uint64]  # [documents] rank by the keep rule; the lowest is kept
-    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
-    urls: NDArray[np.uint8]  # [documents, 16] digests of the normalised URLs
+    ids: UInt64s  # [documents, 2]
+    ranks: UInt64s  # [documents] rank by the keep rule; the lowest is kept
+    digests: UInt8s  # [documents, 16] digests of the texts
+    urls: UInt8s  # [documents, 16] digests of the normalised URLs
 
     @classmethod
     def list_array_names(cls) -> list[str]:
@@ -101,15 +97,13 @@ class Documents:
         save_arrays(path, arrays | (decisions.collect_arrays() if decisions else {}))
 
 
-def keep_order(
-    split_index: SplitIndex, rule: KeepRule
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def keep_order(split_index: SplitIndex, rule: KeepRule) -> tuple[UInt64s, UInt64s]:
     """Return the ranks among all crawls and the ids [documents, 2] of a split index's documents."""
     there = load_arrays(split_index.documents, ["ranks", "ids"])
     return rank_across_crawls(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
-def format_partners(repeated: NDArray[np.uint64]) -> list[str | None]:
+def format_partners(repeated: UInt64s) -> list[str | None]:
     """Return the ids [documents, 2] of repeated documents as text; None for 0, 0."""
     there = np.asarray(repeated.any(axis=1))
     return [id if one else None for id, one in zip(format_ids(repeated), there, strict=True)]
@@ -119,13 +113,13 @@ def format_partners(repeated: NDArray[np.uint64]) -> list[str | None]:
 class DedupDecisions:
     """Decisions on the documents of one split."""
 
-    kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
+    kinds: UInt8s  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
     # [documents, 2] id of the document that each dropped one repeats; 0, 0 if all copies are
     # dropped and it comes first in the keep order
-    repeated: NDArray[np.uint64]
-    similarities: NDArray[np.float64]  # [documents] NaN where the texts were not compared
+    repeated: UInt64s
+    similarities: Float64s  # [documents] NaN where the texts were not compared
     # [documents, 2] lowest id of the document's cluster; 0, 0 if it is alone
-    clusters: NDArray[np.uint64]
+    clusters: UInt64s
 
     @classmethod
     def none(cls, count: int) -> "DedupDecisions":
@@ -143,7 +137,7 @@ class DedupDecisions:
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 
     @property
-    def firsts(self) -> NDArray[np.bool_]:
+    def firsts(self) -> Bools:
         """[documents] True for documents that repeat no other.
 
         These are the kept documents, and those that fell because all copies are dropped.

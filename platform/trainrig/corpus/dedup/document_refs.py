@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt8s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.sorted_runs import Rows
 
@@ -40,13 +41,13 @@ class KeyFilter:
         """Add keys to the filter."""
         _add_keys(keys, self._slots)
 
-    def appears_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.bool_]:
+    def appears_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> Bools:
         """Return whether each key was added more than once, or shares a slot with another."""
         return _appears_again(keys, self._slots)
 
 
 @compile_nogil
-def _add_keys(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
+def _add_keys(keys: NDArray[np.unsignedinteger[Any]], slots: UInt64s) -> None:
     last = np.uint64(len(slots) * _SLOTS - 1)
     one = np.uint64(1)
     for key in keys:
@@ -58,9 +59,7 @@ def _add_keys(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64])
 
 
 @compile_nogil
-def _appears_again(
-    keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
-) -> NDArray[np.bool_]:
+def _appears_again(keys: NDArray[np.unsignedinteger[Any]], slots: UInt64s) -> Bools:
     last = np.uint64(len(slots) * _SLOTS - 1)
     one = np.uint64(1)
     found = np.empty(len(keys), np.bool_)
@@ -93,19 +92,17 @@ class SplitIndex:
     shingles: int
 
 
-def make_refs(
-    split_index: int | NDArray[np.int64], places: NDArray[np.integer[Any]]
-) -> NDArray[np.uint64]:
+def make_refs(split_index: int | Int64s, places: NDArray[np.integer[Any]]) -> UInt64s:
     """Return the refs of the documents at `places` in a split index, or in one each."""
     return places.astype(np.uint64) | (np.asarray(split_index, np.uint64) << _PLACE_BITS)
 
 
-def find_splits(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+def find_splits(refs: UInt64s) -> Int64s:
     """Return the number of the split index of each ref."""
     return (refs >> _PLACE_BITS).astype(np.int64)
 
 
-def find_positions(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+def find_positions(refs: UInt64s) -> Int64s:
     """Return the position of each ref in its split index."""
     return (refs & _PLACE).astype(np.int64)
 
@@ -126,9 +123,7 @@ def select_fields(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[
     return found
 
 
-def find_refs(
-    among: NDArray[np.uint64], wanted: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def find_refs(among: UInt64s, wanted: UInt64s) -> tuple[Int64s, Bools]:
     """Return the position of each wanted ref in a sorted array, and whether it is present."""
     if not len(among):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
@@ -136,33 +131,33 @@ def find_refs(
     return at, np.asarray(among[at] == wanted)
 
 
-def parse_ids(ids: Sequence[str]) -> NDArray[np.uint64]:
+def parse_ids(ids: Sequence[str]) -> UInt64s:
     """Parse ids of 32 hex digits as two numbers each, [documents, 2], in the same sort order."""
     return parse_joined_ids("".join(ids))
 
 
-def parse_joined_ids(text: str) -> NDArray[np.uint64]:
+def parse_joined_ids(text: str) -> UInt64s:
     """Parse concatenated ids, as `parse_ids` does."""
     return np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def format_ids(words: NDArray[np.uint64]) -> list[str]:
+def format_ids(words: UInt64s) -> list[str]:
     """Format the numbers of `parse_ids` as ids of 32 hex digits."""
     text = format_joined_ids(words)
     return [text[at : at + ID_DIGITS] for at in range(0, len(text), ID_DIGITS)]
 
 
-def format_joined_ids(words: NDArray[np.uint64]) -> str:
+def format_joined_ids(words: UInt64s) -> str:
     """Format the numbers of `parse_ids` as concatenated ids."""
     return np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
 
 
-def split_digests(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def split_digests(digests: UInt8s) -> UInt64s:
     """Return 16-byte digests as two numbers each, [documents, 2]."""
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def assign_parts(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def assign_parts(keys: UInt64s, parts: int) -> Int64s:
     """Return the part of each key, of `parts` key ranges of equal width.
 
     Keys are digests, so the parts have about the same size.
@@ -170,13 +165,13 @@ def assign_parts(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
     return ((keys >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
-def assign_bins(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def assign_bins(keys: UInt64s, parts: int) -> Int64s:
     """Return the bin of each key, of the BINS into which its range is divided."""
     within = (keys >> np.uint64(32)) * np.uint64(parts) & np.uint64(2**32 - 1)
     return (within * np.uint64(BINS) >> np.uint64(32)).astype(np.int64)
 
 
-def group_equal_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def group_equal_keys(keys: UInt64s) -> tuple[Int64s, Int64s]:
     """Find the entries whose key is shared, grouped by key.
 
     Returns the indices of these entries, sorted by key and in no order within a key; and the number
@@ -203,9 +198,7 @@ REMOTE_KEY = np.dtype([("reader", "u8"), *DOCUMENT_KEY.descr])
 MAX_BUFFERED = 2**18  # rows: 10 MB of REMOTE_KEY
 
 
-def find_remote_documents(
-    owners: NDArray[np.uint64], others: NDArray[np.uint64], partition_of: NDArray[np.int64]
-) -> Rows:
+def find_remote_documents(owners: UInt64s, others: UInt64s, partition_of: Int64s) -> Rows:
     """Return the remote documents of the partitions of `owners` among `others`, pair by pair."""
     readers = partition_of[find_splits(owners)]
     homes = partition_of[find_splits(others)]
@@ -216,7 +209,7 @@ def find_remote_documents(
     return rows
 
 
-def make_remote_keys(names: Rows, readers: NDArray[np.int64]) -> Rows:
+def make_remote_keys(names: Rows, readers: Int64s) -> Rows:
     """Build REMOTE_KEY rows from `names`, one for each of `readers`."""
     rows = np.empty(len(names), REMOTE_KEY)
     rows["reader"] = readers

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, UInt64s
 from trainrig.corpus.dedup import dedup_decisions, document_refs
 from trainrig.corpus.dedup.candidates import ENTRY, MOST_CANDIDATES
 from trainrig.corpus.dedup.dedup_decisions import keep_order
@@ -134,9 +134,7 @@ class DuplicateSearch:
         """The numbers of the tasks over keys."""
         return range(self.plan.parts)
 
-    def read_order(
-        self, split_index: document_refs.SplitIndex
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def read_order(self, split_index: document_refs.SplitIndex) -> tuple[UInt64s, UInt64s]:
         """Return the ranks and ids of the documents of a split index."""
         return keep_order(split_index, self.keep)
 
@@ -153,7 +151,7 @@ class DuplicateSearch:
         path = self.path_of(name, f"{task['number']:05d}.run")
         return writing_run(path, len(self.partitions))
 
-    def write(self, name: str, task: Task, rows: Rows, by: NDArray[np.uint64]) -> None:
+    def write(self, name: str, task: Task, rows: Rows, by: UInt64s) -> None:
         """Write a run whose parts are the partitions of the refs `by`."""
         partition_of = self.plan.find_partition(len(self.split_indexes))
         with self.writing(name, task) as run:
@@ -171,13 +169,13 @@ class DuplicateSearch:
         path = self.list_runs(f"{kind}-own-repeats", self.partitions)[partition]
         return read_part([path], partition, dedup_decisions.REPEAT)
 
-    def read_repeats(self, kind: Kind, partition: int) -> NDArray[np.uint64]:
+    def read_repeats(self, kind: Kind, partition: int) -> UInt64s:
         """Return the refs of all repeats in a partition."""
         paths = self.list_runs(f"{kind}-repeats-by-ref", self.parts)
         elsewhere = read_part(paths, partition, dedup_decisions.REPEAT)
         return np.concatenate([elsewhere["ref"], self.read_own_repeats(kind, partition)["ref"]])
 
-    def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:
+    def compute_ref_bounds(self, partition: int) -> UInt64s:
         """Return the first ref of a partition and the ref after its last."""
         return document_refs.make_refs(
             np.array(self.plan.partitions[partition]), np.zeros(2, np.int64)
@@ -189,9 +187,7 @@ class DuplicateSearch:
             yield number, self.split_indexes[number]
 
 
-def mark_absent(
-    refs: NDArray[np.uint64], number: int, split_index: document_refs.SplitIndex
-) -> NDArray[np.bool_]:
+def mark_absent(refs: UInt64s, number: int, split_index: document_refs.SplitIndex) -> Bools:
     """Return whether each document of split index `number` is absent from `refs` (in any order)."""
     absent = np.ones(split_index.count, bool)
     absent[document_refs.find_positions(refs[document_refs.find_splits(refs) == number])] = False

@@ -10,8 +10,8 @@ first sends them its decision.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import UInt64s
 from trainrig.corpus.dedup import dedup_decisions
 from trainrig.corpus.dedup.dedup_decisions import (
     BY_LIKENESS,
@@ -111,7 +111,7 @@ def build_first_rows(repeats: Rows, known: Rows) -> Rows:
     return rows
 
 
-def drop_firsts(rows: Rows, similar: NDArray[np.uint64]) -> None:
+def drop_firsts(rows: Rows, similar: UInt64s) -> None:
     """Drop the kept documents that have copies; `rows` are DECISION rows, changed in place.
 
     `similar` are the refs of documents with similar ones. The others have equal texts only.

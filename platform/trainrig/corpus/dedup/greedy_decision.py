@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float64s, Int64s, UInt8s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.dedup.sorted_runs import Rows
 
@@ -52,7 +52,7 @@ def build_edges(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
     return rows, later, earlier
 
 
-def _is_earlier(one: Rows, other: Rows) -> NDArray[np.bool_]:
+def _is_earlier(one: Rows, other: Rows) -> Bools:
     """Return whether `one` comes before `other` in the keep order: by rank, then id, then ref."""
     before = np.zeros(len(one), bool)
     for name in ("ref", "id1", "id0", "rank"):
@@ -64,16 +64,16 @@ def _is_earlier(one: Rows, other: Rows) -> NDArray[np.bool_]:
 class DecidedPartition:
     """Decisions of one round on the documents of a partition that have pairs."""
 
-    refs: NDArray[np.uint64]  # ascending
-    states: NDArray[np.uint8]
+    refs: UInt64s  # ascending
+    states: UInt8s
     # [documents, 2] id of the kept document that each dropped one repeats, else 0, 0
-    repeated: NDArray[np.uint64]
-    similarities: NDArray[np.float64]  # similarity to that document, else NaN
-    clusters: NDArray[np.uint64]  # [documents, 2] lowest known id of each document's cluster
+    repeated: UInt64s
+    similarities: Float64s  # similarity to that document, else NaN
+    clusters: UInt64s  # [documents, 2] lowest known id of each document's cluster
     cluster_messages: Rows  # CLUSTER_MESSAGE about each remote document
     unsettled: int  # number of undecided documents, and of clusters without agreement
 
-    def make_messages(self, about: NDArray[np.uint64]) -> Rows:
+    def make_messages(self, about: UInt64s) -> Rows:
         """Build the STATE_MESSAGE rows about the documents `about` of this partition."""
         at = np.searchsorted(self.refs, about)
         rows = _build_messages(about, self.clusters[at], STATE_MESSAGE)
@@ -84,7 +84,7 @@ class DecidedPartition:
 def decide(
     names: Rows,
     edges: Rows,
-    own: NDArray[np.uint64],
+    own: UInt64s,
     state_messages: Rows | None,
     cluster_messages: Callable[[], Iterable[Rows]],
 ) -> DecidedPartition:
@@ -145,10 +145,10 @@ def decide(
 
 
 def _count_unsettled(
-    refs: NDArray[np.uint64],
+    refs: UInt64s,
     here: slice,
-    states: NDArray[np.uint8],
-    labels: NDArray[np.uint64],
+    states: UInt8s,
+    labels: UInt64s,
     state_messages: Rows | None,
     cluster_messages: Callable[[], Iterable[Rows]],
 ) -> int:
@@ -167,25 +167,23 @@ def _count_unsettled(
     return unsettled
 
 
-def _build_messages(
-    refs: NDArray[np.uint64], clusters: NDArray[np.uint64], kind: "np.dtype[np.void]"
-) -> Rows:
+def _build_messages(refs: UInt64s, clusters: UInt64s, kind: "np.dtype[np.void]") -> Rows:
     rows = np.empty(len(refs), kind)
     rows["about"] = refs
     rows["cluster0"], rows["cluster1"] = clusters.T
     return rows
 
 
-def _cluster(rows: Rows) -> NDArray[np.uint64]:
+def _cluster(rows: Rows) -> UInt64s:
     return np.stack([rows["cluster0"], rows["cluster1"]], axis=1)
 
 
-def _are_equal(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _are_equal(one: UInt64s, other: UInt64s) -> Bools:
     return np.asarray((one == other).all(axis=1))
 
 
 @compile_nogil
-def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np.uint64]) -> None:
+def _lower(labels: UInt64s, at: Int64s, others: UInt64s) -> None:
     """Lower each label `at` a given position to the one in `others`, if that is lower."""
     for nth in range(len(at)):
         if _is_below(others[nth], labels[at[nth]]):
@@ -194,12 +192,7 @@ def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np
 
 @compile_nogil
 def _sweep(
-    order: NDArray[np.int64],
-    first: int,
-    end: int,
-    first_edge: NDArray[np.int64],
-    target: NDArray[np.int64],
-    states: NDArray[np.uint8],
+    order: Int64s, first: int, end: int, first_edge: Int64s, target: Int64s, states: UInt8s
 ) -> None:
     """Decide the documents `first` up to `end`, in a single pass over the keep order.
 
@@ -227,14 +220,14 @@ def _sweep(
 
 @compile_nogil
 def _find_partners(
-    order: NDArray[np.int64],
+    order: Int64s,
     first: int,
     end: int,
-    first_edge: NDArray[np.int64],
-    target: NDArray[np.int64],
-    states: NDArray[np.uint8],
-    similarities: NDArray[np.float64],
-) -> NDArray[np.int64]:
+    first_edge: Int64s,
+    target: Int64s,
+    states: UInt8s,
+    similarities: Float64s,
+) -> Int64s:
     """Return each document's edge to the kept document that is most similar to it, or -1.
 
     The result covers the documents `first` up to `end`. Of equally similar documents the first in
@@ -263,9 +256,7 @@ def _find_partners(
 
 
 @compile_nogil
-def _spread_clusters(
-    first_edge: NDArray[np.int64], target: NDArray[np.int64], labels: NDArray[np.uint64]
-) -> None:
+def _spread_clusters(first_edge: Int64s, target: Int64s, labels: UInt64s) -> None:
     """Set the label of each document to the lowest label of its connected component."""
     parents = np.arange(len(labels))
     for document in range(len(labels)):
@@ -291,7 +282,7 @@ def _spread_clusters(
 
 
 @compile_nogil
-def _is_below(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
+def _is_below(one: UInt64s, other: UInt64s) -> bool:
     if one[0] == other[0]:
         return bool(one[1] < other[1])
     return bool(one[0] < other[0])

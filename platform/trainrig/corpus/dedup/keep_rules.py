@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt64s
 
 RANKS_BITS = 48
 WORST: int = 2**RANKS_BITS - 1
@@ -28,8 +29,8 @@ _SOURCES = 2**16
 class KeepFeatures:
     """Features of the documents of one source, by which keep rules rank them."""
 
-    characters: NDArray[np.int64]
-    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
+    characters: Int64s
+    digests: UInt8s  # [documents, 16] digests of the texts
     source: str
     source_number: int  # position in the run file
     columns: Mapping[str, NDArray[Any]]  # stored columns that the rule reads, by name
@@ -38,23 +39,27 @@ class KeepFeatures:
         return len(self.characters)
 
 
-class Longest(Settings):
-    """Keep the document with the longest text, in characters."""
-
-    kind: Literal["Longest"] = "Longest"
+class _KeepRule(Settings):
+    """Base of the rules."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the stored columns that the rule reads."""
         return ()
 
-    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+
+class Longest(_KeepRule):
+    """Keep the document with the longest text, in characters."""
+
+    kind: Literal["Longest"] = "Longest"
+
+    def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         short_by = WORST - np.minimum(documents.characters, WORST)
         return np.asarray(short_by, np.uint64)
 
 
-class ContentHash(Settings):
+class ContentHash(_KeepRule):
     """Keep the document whose text has the lowest digest: a random but reproducible choice.
 
     Other tools call this "the first by hash".
@@ -62,18 +67,13 @@ class ContentHash(Settings):
 
     kind: Literal["ContentHash"] = "ContentHash"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the stored columns that the rule reads."""
-        return ()
-
-    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         first = np.ascontiguousarray(documents.digests[:, :8]).view(">u8").reshape(-1)
         return first.astype(np.uint64) >> np.uint64(64 - RANKS_BITS)
 
 
-class BestSignal(Settings):
+class BestSignal(_KeepRule):
     """Keep the document with the highest (or lowest) value of a stored column, as float32.
 
     A document without a value comes last. The column is any signal, count or score that the run
@@ -89,7 +89,7 @@ class BestSignal(Settings):
         """Names of the stored columns that the rule reads."""
         return (self.signal,)
 
-    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         # -0.0 becomes 0.0
         values = documents.columns[self.signal].astype(np.float32) + np.float32(0)
@@ -99,7 +99,7 @@ class BestSignal(Settings):
         return np.where(np.isnan(values), np.uint64(WORST), rising)
 
 
-class Earliest(Settings):
+class Earliest(_KeepRule):
     """Keep the document that was fetched first, or whose crawl or source is listed first.
 
     `by = "date"` compares the column `date` to the second; a document without a date comes last.
@@ -116,14 +116,14 @@ class Earliest(Settings):
         """Names of the stored columns that the rule reads."""
         return ("date",) if self.by == "date" else ()
 
-    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         if self.by == "crawl":  # `rank_across_crawls` adds the crawl
             return np.full(len(documents), documents.source_number, np.uint64)
         return np.array([_parse_seconds(date) for date in documents.columns["date"]], np.uint64)
 
 
-class SourcePriority(Settings):
+class SourcePriority(_KeepRule):
     """Keep the document of the source listed first, then by the rule `next`.
 
     Sources that are not listed come after those that are.
@@ -142,7 +142,7 @@ class SourcePriority(Settings):
         """Names of the stored columns that the rule reads."""
         return self.next.columns
 
-    def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
+    def rank_documents(self, documents: KeepFeatures) -> UInt64s:
         """Compute the rank of each document; the lowest is kept."""
         named = documents.source in self.sources
         place = self.sources.index(documents.source) if named else len(self.sources)
@@ -152,7 +152,7 @@ class SourcePriority(Settings):
 KeepRule = Longest | ContentHash | BestSignal | Earliest | SourcePriority
 
 
-def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
+def rank_across_crawls(rule: KeepRule, ranks: UInt64s, crawl: int) -> UInt64s:
     """Return `ranks`, made comparable with the ranks of documents of other crawls.
 
     `rule` gave `ranks` to documents of the crawl with number `crawl`.

@@ -47,26 +47,19 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
 
     def decide_partition(task: Task) -> Done:
         partition = task["number"]
+
+        def find(name: str, kind: "np.dtype[Any]") -> RunPart:
+            return search.find_part(name, search.partitions, partition, kind)
+
         states = None
         cluster_messages = RunPart(greedy_decision.CLUSTER_MESSAGE, ())
         if turn:
             before = f"{turn - 1:05d}"
-            states = search.find_part(
-                f"words-{before}", search.partitions, partition, greedy_decision.STATE_MESSAGE
-            ).read()
-            cluster_messages = search.find_part(
-                f"cluster-messages-{before}",
-                search.partitions,
-                partition,
-                greedy_decision.CLUSTER_MESSAGE,
-            )
+            states = find(f"words-{before}", greedy_decision.STATE_MESSAGE).read()
+            cluster_messages = find(f"cluster-messages-{before}", greedy_decision.CLUSTER_MESSAGE)
         decided = greedy_decision.decide(
-            document_refs.deduplicate_names(
-                search.find_part(
-                    "names", search.partitions, partition, document_refs.DOCUMENT_KEY
-                ).read()
-            ),
-            search.find_part("edges", search.partitions, partition, greedy_decision.EDGE).read(),
+            document_refs.deduplicate_names(find("names", document_refs.DOCUMENT_KEY).read()),
+            find("edges", greedy_decision.EDGE).read(),
             search.compute_ref_bounds(partition),
             states,
             cluster_messages.iterate_pieces,
@@ -74,15 +67,9 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
         search.write(
             f"decided-{turn:05d}", task, exact_repeats.build_decided_rows(decided), decided.refs
         )
-        search.write(
-            f"cluster-messages-{turn:05d}",
-            task,
-            decided.cluster_messages,
-            decided.cluster_messages["about"],
-        )
-        remote = search.find_part(
-            "remote-documents", search.partitions, partition, document_refs.REMOTE_DOCUMENT
-        )
+        messages = decided.cluster_messages
+        search.write(f"cluster-messages-{turn:05d}", task, messages, messages["about"])
+        remote = find("remote-documents", document_refs.REMOTE_DOCUMENT)
         with search.writing(f"words-{turn:05d}", task) as words:
             for piece in remote.iterate_pieces():
                 words.add(decided.make_messages(piece["ref"]), piece["reader"].astype(np.int64))

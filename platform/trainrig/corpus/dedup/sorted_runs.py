@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.errors import DataError
 
@@ -41,14 +42,14 @@ class Run:
 
     file: BinaryIO
     parts: int
-    _table: list[NDArray[np.int64]] = field(default_factory=list)
+    _table: list[Int64s] = field(default_factory=list)
 
-    def add(self, rows: NDArray[Any], part_of: NDArray[np.int64]) -> None:
+    def add(self, rows: NDArray[Any], part_of: Int64s) -> None:
         """Write `rows`, each to its part by `part_of`, in their order within a part."""
         order, starts = group_by_part(part_of.astype(np.int64), self.parts)
         self.add_grouped([np.take(rows, order)], starts)
 
-    def add_grouped(self, pieces: Iterable[NDArray[Any]], starts: NDArray[np.int64]) -> None:
+    def add_grouped(self, pieces: Iterable[NDArray[Any]], starts: Int64s) -> None:
         """Write rows that are grouped by part; `starts` [parts + 1] holds each part's first row."""
         begin = self._table[-1][-1] if self._table else 0
         for rows in pieces:
@@ -78,13 +79,13 @@ def writing_run(path: str, parts: int) -> Iterator[Run]:
         run.close()
 
 
-def write_run(path: str, rows: Rows, part_of: NDArray[np.int64], parts: int) -> None:
+def write_run(path: str, rows: Rows, part_of: Int64s, parts: int) -> None:
     """Write a run of `rows`, each in its part by `part_of`, in their order within a part."""
     with writing_run(path, parts) as run:
         run.add(rows, part_of)
 
 
-def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
+def write_grouped(path: str, rows: NDArray[Any], starts: Int64s) -> None:
     """Write a run of rows that are grouped by part; `starts` is the first row of each part."""
     with writing_run(path, len(starts) - 1) as run:
         run.add_grouped([rows], starts)
@@ -213,9 +214,7 @@ def _build_torn_error(path: str) -> DataError:
 
 
 @compile_nogil
-def group_by_part(
-    part_of: NDArray[np.int64], parts: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def group_by_part(part_of: Int64s, parts: int) -> tuple[Int64s, Int64s]:
     """Return a stable order that groups rows by part, and the start of each part."""
     starts = np.zeros(parts + 1, np.int64)
     for part in part_of:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt32s, UInt64s
 from trainrig.corpus.dedup import candidates, document_refs, greedy_decision, verified_pairs
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.sorted_runs import Rows, RunPart
@@ -22,7 +22,7 @@ from trainrig.corpus.signatures import shingle_similarity
 from trainrig.corpus.signatures.signatures import load_columns
 from trainrig.splits import Done, Task, Work
 
-Order = Callable[[document_refs.SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+Order = Callable[[document_refs.SplitIndex], tuple[UInt64s, UInt64s]]
 
 SET = np.dtype([*document_refs.DOCUMENT_KEY.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
@@ -34,21 +34,21 @@ class Sets:
     """The shingles of some documents, sorted by ref."""
 
     names: Rows  # rows of type SET
-    shingles: NDArray[np.uint32]
+    shingles: UInt32s
 
     @property
-    def ends(self) -> NDArray[np.int64]:
+    def ends(self) -> Int64s:
         """The end of each document's shingles."""
         return np.cumsum(self.names["shingles"].astype(np.int64))
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Int64s:
         """The start of each document's shingles."""
         return self.ends - self.names["shingles"].astype(np.int64)
 
 
 def gather_sets(
-    refs: NDArray[np.uint64], split_indexes: Sequence[document_refs.SplitIndex], order: Order
+    refs: UInt64s, split_indexes: Sequence[document_refs.SplitIndex], order: Order
 ) -> Sets:
     """Read the shingles of the documents `refs`, which are sorted and in few split indexes."""
     names = np.empty(len(refs), SET)
@@ -77,8 +77,8 @@ class RemoteShingles:
     """A batch of shingles for other partitions, grouped by reader."""
 
     own: Sets  # the shingles of each document, once
-    nth: NDArray[np.int64]  # [remote documents] index in `own`
-    first_names: NDArray[np.int64]  # [partitions + 1] start of each reader's documents
+    nth: Int64s  # [remote documents] index in `own`
+    first_names: Int64s  # [partitions + 1] start of each reader's documents
 
     @property
     def names(self) -> Rows:
@@ -86,12 +86,12 @@ class RemoteShingles:
         return np.take(self.own.names, self.nth)
 
     @property
-    def first_shingles(self) -> NDArray[np.int64]:
+    def first_shingles(self) -> Int64s:
         """The start of each reader's shingles, [partitions + 1]."""
         sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
 
-    def iterate_shingles(self) -> Iterator[NDArray[np.uint32]]:
+    def iterate_shingles(self) -> Iterator[UInt32s]:
         """Yield the shingles for each reader that has any."""
         starts = self.own.starts
         ends = self.own.ends
@@ -116,8 +116,8 @@ def fetch_shingles(
 class CandidatePairs:
     """Candidate pairs, sorted by the second document."""
 
-    firsts: NDArray[np.uint64]
-    seconds: NDArray[np.uint64]
+    firsts: UInt64s
+    seconds: UInt64s
 
     @classmethod
     def of(cls, pairs: Rows) -> "CandidatePairs":
@@ -195,7 +195,7 @@ def find_alike_pairs(
     return rows, document_refs.deduplicate_names(np.concatenate(names))
 
 
-def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+def _iterate_splits(refs: UInt64s) -> Iterator[tuple[int, slice]]:
     """Yield each split index in the sorted `refs`, and the slice of its refs."""
     there, starts = np.unique(document_refs.find_splits(refs), return_index=True)
     bounds = [*starts.tolist(), len(refs)]
@@ -203,7 +203,7 @@ def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
         yield split_index, slice(bounds[nth], bounds[nth + 1])
 
 
-def _make_read_only(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _make_read_only(shingles: UInt32s) -> UInt32s:
     """Make an array read-only, as mapped ones are, so that functions are compiled only once."""
     shingles.flags.writeable = False
     return shingles

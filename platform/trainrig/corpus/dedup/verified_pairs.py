@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import UInt64s
 from trainrig.corpus.dedup import document_refs
 from trainrig.corpus.dedup.sorted_runs import Rows
 
@@ -104,7 +104,7 @@ def _build_id_column(names: Rows) -> pa.LargeStringArray:
     return pa.LargeStringArray.from_buffers(len(words), *buffers)
 
 
-def _parse_id_column(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+def _parse_id_column(column: pa.ChunkedArray) -> UInt64s:
     """Parse a column of ids as numbers [ids, 2]."""
     text = bytearray()
     for chunk in column.cast(pa.large_string()).chunks:

@@ -8,8 +8,8 @@ its words that menus, adverts and so on use (`blocks.TOPICS`).
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int32s, Int64s, UInt64s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.container_features import (
     CONTAINER_FEATURES,
@@ -63,7 +63,7 @@ FEATURES: Final = _FIRST_FLAG + ANCESTRY_BITS + WORD_BITS
 ) = range(10)
 
 
-def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
+def compute_features(blocks: PageBlocks) -> Int32s:
     """Compute the features of one page's blocks, [N, FEATURES]."""
     count = len(blocks.numbers)
     result = np.zeros((count, FEATURES), np.int32)
@@ -91,9 +91,7 @@ def _compute_share(part: int, whole: int) -> int:
 
 
 @compile_kernel
-def count_repeats(
-    digests: NDArray[np.uint64], table: NDArray[np.int64], work: NDArray[np.int64]
-) -> None:
+def count_repeats(digests: UInt64s, table: Int64s, work: Int64s) -> None:
     """Count the blocks with the words of each block, itself included."""
     for i in range(len(digests)):
         work[_REPEATS, i] = count_key(int(np.int64(digests[i])), table)
@@ -102,7 +100,7 @@ def count_repeats(
 
 
 @compile_kernel
-def _find_title(numbers: NDArray[np.int32]) -> int:
+def _find_title(numbers: Int32s) -> int:
     """Return the first heading whose words are mostly in the page's title, or -1."""
     for i in range(len(numbers)):
         row = numbers[i]
@@ -113,7 +111,7 @@ def _find_title(numbers: NDArray[np.int32]) -> int:
 
 
 @compile_kernel
-def fill_sums(numbers: NDArray[np.int32], work: NDArray[np.int64]) -> None:
+def fill_sums(numbers: Int32s, work: Int64s) -> None:
     """Fill `work`, [_SUMS, N + 1], for the blocks of a page."""
     n = len(numbers)
     for i in range(n):
@@ -139,9 +137,7 @@ def fill_sums(numbers: NDArray[np.int32], work: NDArray[np.int64]) -> None:
 
 
 @compile_kernel
-def _write_neighbours(
-    i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
-) -> None:
+def _write_neighbours(i: int, numbers: Int32s, topics: Int64s, result: Int32s) -> None:
     """Write the features of each neighbour of block `i`.
 
     The link shares of blocks before `i` are read from `result`, so they must be filled already.
@@ -169,11 +165,7 @@ def _write_neighbours(
 
 
 @compile_kernel
-def fill(
-    numbers: NDArray[np.int32],
-    work: NDArray[np.int64],
-    result: NDArray[np.int32],
-) -> None:
+def fill(numbers: Int32s, work: Int64s, result: Int32s) -> None:
     """Write the features of all blocks of a page into `result`."""
     n = len(numbers)
     size = work[_SIZE]
@@ -234,9 +226,7 @@ def fill(
 
 
 @compile_kernel
-def fill_flags(
-    flags: NDArray[np.int64], near: NDArray[np.int64], result: NDArray[np.int32]
-) -> None:
+def fill_flags(flags: Int64s, near: Int64s, result: Int32s) -> None:
     """Write the flags of the elements around each block, then the words of the nearest ones."""
     for i in range(len(flags)):
         out = result[i]

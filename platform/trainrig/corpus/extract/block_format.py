@@ -9,8 +9,8 @@ import re
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools
 from trainrig.corpus.extract import page_blocks
 from trainrig.corpus.page_walk.page_text import (
     CODE,
@@ -42,7 +42,7 @@ def _split_lines(blocks: page_blocks.PageBlocks) -> list[str]:
 
 
 def format_blocks(
-    blocks: page_blocks.PageBlocks, kept: NDArray[np.bool_], bullets: bool, as_format: Format
+    blocks: page_blocks.PageBlocks, kept: Bools, bullets: bool, as_format: Format
 ) -> str:
     """Join the kept blocks, with a blank line where the page had one between them."""
     places = np.flatnonzero(kept)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
+from trainrig.corpus.array_types import Bools, Int32s, Int64s
 from trainrig.corpus.extract import block_trees, page_blocks
 from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_format import Format, extract_lines, format_blocks
@@ -29,14 +29,14 @@ class ScoredBlocks:
     """The blocks of a page, and the log-odds that each is part of its text."""
 
     blocks: page_blocks.PageBlocks
-    odds: NDArray[np.int32]  # log-odds, times SCALE
+    odds: Int32s  # log-odds, times SCALE
 
     def format_text(self, bullets: bool, as_format: Format = "text") -> str:
         """Return the text of the blocks that are more likely text than not."""
         return format_blocks(self.blocks, self.kept, bullets, as_format)
 
     @property
-    def kept(self) -> NDArray[np.bool_]:
+    def kept(self) -> Bools:
         """Mask of the blocks that are more likely text than not."""
         return self.odds > 0
 
@@ -46,7 +46,7 @@ class ScoredBlocks:
         return extract_lines(self.blocks)
 
     @property
-    def characters(self) -> NDArray[np.int64]:
+    def characters(self) -> Int64s:
         """Number of characters of each block."""
         return self.blocks.numbers[:, page_blocks.CHARACTERS].astype(np.int64)
 
@@ -115,7 +115,7 @@ _WORD = re.compile(r"\w+")
 _GRAM_WORDS = 3  # words
 
 
-def measure_agreement(blocks: list[str], text: str) -> NDArray[np.int32]:
+def measure_agreement(blocks: list[str], text: str) -> Int32s:
     """Return for each block the thousandths of its three-word runs that `text` contains.
 
     A block of three words or fewer counts 1000 if a line of `text` has exactly these words, else 0.
@@ -163,15 +163,13 @@ def vote(judged: ScoredBlocks, ask: Ask) -> ScoredBlocks:
     return ScoredBlocks(judged.blocks, ours + theirs)
 
 
-def _vote_by_text(lines: list[str], text: str) -> NDArray[np.int32] | None:
+def _vote_by_text(lines: list[str], text: str) -> Int32s | None:
     if not text:
         return None
     return (2 * measure_agreement(lines, text) - 1000) * (_TRAFILATURA_WEIGHT // 1000)
 
 
-def _measure_disagreement(
-    judged: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]
-) -> int:
+def _measure_disagreement(judged: ScoredBlocks, ours: Int32s, theirs: Int32s) -> int:
     """Return the thousandths of the characters kept by either side that only one side keeps."""
     one = ours > 0
     other = theirs > 0

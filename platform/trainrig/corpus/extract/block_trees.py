@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int32s, Int64s
 from trainrig.corpus.compiled import compile_kernel
 
 LEAF: Final = -1  # marks a leaf in place of a feature
@@ -39,20 +40,16 @@ for _place in range(MOST_LEAVES):
 class Trees:
     """Trees as lists of tests, by feature, and of leaves."""
 
-    features: NDArray[np.int32]  # [C]
-    starts: NDArray[np.int32]  # [C + 1]: the tests of each feature
-    bounds: NDArray[np.int32]  # [M], ascending for each feature
-    trees: NDArray[np.int32]  # [M]
-    masks: NDArray[np.int32]  # [M]: the leaves that remain if the feature exceeds the bound
-    leaves: NDArray[np.int32]  # [T, MOST_LEAVES]: values, from left to right
+    features: Int32s  # [C]
+    starts: Int32s  # [C + 1]: the tests of each feature
+    bounds: Int32s  # [M], ascending for each feature
+    trees: Int32s  # [M]
+    masks: Int32s  # [M]: the leaves that remain if the feature exceeds the bound
+    leaves: Int32s  # [T, MOST_LEAVES]: values, from left to right
 
     @classmethod
     def of(
-        cls,
-        roots: NDArray[np.int32],
-        features: NDArray[np.int16],
-        values: NDArray[np.int32],
-        left: NDArray[np.int32],
+        cls, roots: Int32s, features: NDArray[np.int16], values: Int32s, left: Int32s
     ) -> "Trees":
         """Build the trees from a file's arrays; the right child of a node follows the left.
 
@@ -88,7 +85,7 @@ class Trees:
             leaves,
         )
 
-    def compute_odds(self, features: NDArray[np.int32]) -> NDArray[np.int32]:
+    def compute_odds(self, features: Int32s) -> Int32s:
         """Compute the log-odds, times SCALE, of [N, F] features: [N]."""
         result = np.zeros(len(features), np.int32)
         left = np.empty((len(self.leaves), _TOGETHER), np.int32)
@@ -105,14 +102,14 @@ class Trees:
 
 @compile_kernel
 def remove_leaves(
-    rows: NDArray[np.int32],
-    features: NDArray[np.int32],
-    starts: NDArray[np.int32],
-    bounds: NDArray[np.int32],
-    trees: NDArray[np.int32],
-    masks: NDArray[np.int32],
-    column: NDArray[np.int32],
-    left: NDArray[np.int32],
+    rows: Int32s,
+    features: Int32s,
+    starts: Int32s,
+    bounds: Int32s,
+    trees: Int32s,
+    masks: Int32s,
+    column: Int32s,
+    left: Int32s,
 ) -> None:
     """Fill `left`, [T, blocks], with the sets of leaves that remain after all tests of `rows`."""
     left[:] = -1
@@ -134,12 +131,7 @@ def remove_leaves(
 
 
 @compile_kernel
-def add_leaves(
-    leaves: NDArray[np.int32],
-    left: NDArray[np.int32],
-    places: NDArray[np.int64],
-    result: NDArray[np.int32],
-) -> None:
+def add_leaves(leaves: Int32s, left: Int32s, places: Int64s, result: Int32s) -> None:
     """Add the value of the first remaining leaf of each tree to `result`."""
     for tree in range(len(leaves)):
         for k in range(len(result)):

@@ -7,8 +7,8 @@ A *prose-like* block is long, has few links and ends as a sentence does.
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int32s, Int64s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.page_blocks import CHARACTERS, LINK_CHARACTERS
 from trainrig.corpus.page_walk.page_text import CONTAINER_AROUND, CONTAINER_SIGNATURE
@@ -23,9 +23,7 @@ _MOST_SIBLINGS: Final = 50
 _BLOCKS, _CHARACTERS, _LINKED, _PROSE, _PROSE_BLOCKS, _SUMS = range(6)
 
 
-def create_container_sums(
-    containers: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def create_container_sums(containers: int) -> tuple[Int64s, Int64s, Int64s]:
     """Create the arrays that the features of this many containers are computed in.
 
     These are the sums, the places of the containers in the table of siblings, and that table, which
@@ -38,13 +36,13 @@ def create_container_sums(
     )
 
 
-def create_table(keys: int) -> NDArray[np.int64]:
+def create_table(keys: int) -> Int64s:
     """Create a hash table, key and count, with over twice as many slots as `keys`."""
     return np.zeros((1 << (2 * keys).bit_length(), 2), np.int64)
 
 
 @compile_kernel
-def count_key(key: int, table: NDArray[np.int64]) -> int:
+def count_key(key: int, table: Int64s) -> int:
     """Add one to the count of `key`; return its slot."""
     last = len(table) - 1
     slot = (key ^ (key >> 32)) & last
@@ -57,11 +55,7 @@ def count_key(key: int, table: NDArray[np.int64]) -> int:
 
 @compile_kernel
 def sum_containers(
-    numbers: NDArray[np.int32],
-    good: NDArray[np.int64],
-    container: NDArray[np.int64],
-    containers: NDArray[np.int64],
-    sums: NDArray[np.int64],
+    numbers: Int32s, good: Int64s, container: Int64s, containers: Int64s, sums: Int64s
 ) -> None:
     """Fill `sums` with the sums over all blocks inside each container."""
     for i in range(len(numbers)):
@@ -79,12 +73,7 @@ def sum_containers(
 
 
 @compile_kernel
-def count_siblings(
-    containers: NDArray[np.int64],
-    sums: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    table: NDArray[np.int64],
-) -> None:
+def count_siblings(containers: Int64s, sums: Int64s, slots: Int64s, table: Int64s) -> None:
     """Count the containers with text, parent and signature of each container that has text.
 
     The count is in the second column of `table`, at the container's place in `slots`.
@@ -104,15 +93,15 @@ def _compute_share(part: int, whole: int) -> int:
 
 @compile_kernel
 def fill_container_features(
-    numbers: NDArray[np.int32],
-    good: NDArray[np.int64],
-    container: NDArray[np.int64],
-    containers: NDArray[np.int64],
-    sums: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    table: NDArray[np.int64],
+    numbers: Int32s,
+    good: Int64s,
+    container: Int64s,
+    containers: Int64s,
+    sums: Int64s,
+    slots: Int64s,
+    table: Int64s,
     first: int,
-    result: NDArray[np.int32],
+    result: Int32s,
 ) -> None:
     """Write CONTAINER_FEATURES columns of `result`, from column `first`, for each block.
 

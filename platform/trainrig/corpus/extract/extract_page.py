@@ -205,11 +205,7 @@ def _extract_plain(page: RawPage) -> Extracted | NotExtracted:
 
 
 def _build_result(
-    raw: str,
-    title: str = "",
-    language: str = "",
-    date: str = "",
-    share: float | None = None,
+    raw: str, title: str = "", language: str = "", date: str = "", share: float | None = None
 ) -> Extracted | NotExtracted:
     text = tidy(raw)
     if not text:

@@ -15,9 +15,9 @@ import re
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
+from trainrig.corpus.array_types import Bools
 from trainrig.corpus.extract import extractors, page_blocks
 from trainrig.corpus.extract.block_format import Format
 from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
@@ -81,7 +81,7 @@ def extract_main_content(
     return extract_by_blocks(judged, ask, settings.list_bullets, settings.format)
 
 
-def _keep_exactly(kept: NDArray[np.bool_], blocks: PageBlocks, settings: MainContent) -> Content:
+def _keep_exactly(kept: Bools, blocks: PageBlocks, settings: MainContent) -> Content:
     judged = ScoredBlocks(blocks, np.where(kept, 1, -1).astype(np.int32))
     return _write_content(judged, settings.list_bullets, settings.format)
 
@@ -108,7 +108,7 @@ def is_generated_documentation(html: str) -> bool:
     return any(name in head for name in _GENERATORS)
 
 
-def find_main_part(blocks: PageBlocks) -> NDArray[np.bool_]:
+def find_main_part(blocks: PageBlocks) -> Bools:
     """Mark the blocks of the main part, or of the article in it, that are no furniture.
 
     Old pages of Sphinx have no element for the main part, but one of the class "body".
@@ -154,7 +154,7 @@ def is_forum(html: str) -> bool:
     return any(name in head for name in _FORUMS_IN_HEAD) or any(name in html for name in _FORUMS)
 
 
-def find_posts(blocks: PageBlocks) -> NDArray[np.bool_]:
+def find_posts(blocks: PageBlocks) -> Bools:
     """Mark the lines that would be posts if the page were one of a forum."""
     numbers = blocks.numbers
     posts = blocks.outside_furniture & (blocks.flags & _POSTS != 0)
@@ -163,7 +163,7 @@ def find_posts(blocks: PageBlocks) -> NDArray[np.bool_]:
     return np.asarray(posts)
 
 
-def favour_posts(judged: ScoredBlocks, posts: NDArray[np.bool_]) -> ScoredBlocks:
+def favour_posts(judged: ScoredBlocks, posts: Bools) -> ScoredBlocks:
     """Return `judged` with higher odds for the lines of posts."""
     odds = judged.odds + np.where(posts, _POST_ODDS, 0)
     return dataclasses.replace(judged, odds=odds.astype(np.int32))
@@ -214,7 +214,7 @@ _FURNITURE_WORDS: Final = sum(
 _LEAST_TEXT_WORDS: Final = 3  # F1 of `fast` on the tuning half is .859, without this .853
 
 
-def is_likely_text(blocks: PageBlocks) -> NDArray[np.bool_]:
+def is_likely_text(blocks: PageBlocks) -> Bools:
     """Mark the blocks that cheap rules call text: what `fast` keeps.
 
     These are outside furniture, by their place and by the class names of the nearest elements, and
@@ -231,7 +231,7 @@ def is_likely_text(blocks: PageBlocks) -> NDArray[np.bool_]:
     return np.asarray(blocks.outside_furniture & ~furniture)
 
 
-def compute_extracted_share(blocks: PageBlocks, kept: NDArray[np.bool_]) -> float | None:
+def compute_extracted_share(blocks: PageBlocks, kept: Bools) -> float | None:
     """Return the share of the characters outside furniture that are kept; None without any."""
     outside = blocks.outside_furniture
     characters = blocks.numbers[:, page_blocks.CHARACTERS]
@@ -310,7 +310,7 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     )
 
 
-def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
+def _find_repeated_headings(judged: ScoredBlocks) -> Bools:
     """Mark kept headings whose words the next kept line repeats."""
     numbers = judged.blocks.numbers
     kind = numbers[:, page_blocks.KIND]
@@ -365,7 +365,7 @@ def is_gutted(judged: ScoredBlocks) -> bool:
     )
 
 
-def _keeps_too_few(kept: NDArray[np.bool_]) -> bool:
+def _keeps_too_few(kept: Bools) -> bool:
     return int(kept.sum()) < _ENOUGH_KEPT * len(kept)
 
 

@@ -13,8 +13,8 @@ import functools
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int32s, Int64s, UInt8s, UInt64s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import FURNITURE, HIDDEN, LANDMARK
 from trainrig.corpus.page_walk.page_text import (
@@ -171,7 +171,7 @@ class PageBlocks:
         count_blocks(text, rows, _build_word_table(), title_bits, self.numbers, self.digests)
 
     @functools.cached_property
-    def outside_furniture(self) -> NDArray[np.bool_]:
+    def outside_furniture(self) -> Bools:
         """Mask of the displayed blocks that the page's structure does not call furniture.
 
         Furniture is inside of nav, header, footer, aside or form, or of elements with such a role.
@@ -190,7 +190,7 @@ class PageBlocks:
 
 
 @functools.cache
-def _build_word_table() -> NDArray[np.int64]:
+def _build_word_table() -> Int64s:
     """Build the hash table of the words of TOPICS, with a bit for each topic."""
     words: dict[tuple[str, int], tuple[int]] = {}
     for topic, names in enumerate(TOPICS.values()):
@@ -201,7 +201,7 @@ def _build_word_table() -> NDArray[np.int64]:
 
 
 @compile_kernel
-def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
+def mark_words(text: UInt8s, bits: Bools) -> None:
     """Set the bit of each word of `text` in `bits`."""
     hash_ = FNV_START
     length = 0
@@ -230,12 +230,7 @@ def is_capital(byte: int, after: int) -> bool:
 
 
 @compile_kernel
-def count_word(
-    row: NDArray[np.int32],
-    hash_: np.uint64,
-    topics: NDArray[np.int64],
-    title_bits: NDArray[np.bool_],
-) -> None:
+def count_word(row: Int32s, hash_: np.uint64, topics: Int64s, title_bits: Bools) -> None:
     """Add a word, given by its hash, to its block's counts."""
     row[WORDS] += 1
     row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
@@ -246,7 +241,7 @@ def count_word(
 
 
 @compile_kernel
-def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
+def set_end_columns(row: Int32s, last: int, last_but_one: int) -> None:
     """Set the columns that depend on a block's last two characters (code points)."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
     sign = last_but_one if quoted else last
@@ -265,12 +260,7 @@ def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
 
 @compile_kernel
 def count_blocks(
-    text: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    topics: NDArray[np.int64],
-    title_bits: NDArray[np.bool_],
-    numbers: NDArray[np.int32],
-    digests: NDArray[np.uint64],
+    text: UInt8s, rows: Int64s, topics: Int64s, title_bits: Bools, numbers: Int32s, digests: UInt64s
 ) -> None:
     """Fill `numbers` and `digests` for each block."""
     for block in range(len(rows)):
@@ -290,12 +280,7 @@ def count_blocks(
 
 
 @compile_kernel
-def count_block(
-    text: NDArray[np.uint8],
-    row: NDArray[np.int32],
-    topics: NDArray[np.int64],
-    title_bits: NDArray[np.bool_],
-) -> np.uint64:
+def count_block(text: UInt8s, row: Int32s, topics: Int64s, title_bits: Bools) -> np.uint64:
     """Count the characters, words and so on of one block; return the hash of its words."""
     # `before` is the last byte; `last` and `last_but_one` are code points
     space = True

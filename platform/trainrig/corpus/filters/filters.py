@@ -1,8 +1,7 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules`, `permission_rules` or `published_rules` and add it to
-`_Rule`.
+write its class in `general_rules` or `published_rules` and add it to `_Rule`.
 
 A preset stands for the filters of a data set, for short run files:
 
@@ -17,55 +16,29 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import suggest_choice
-from trainrig.corpus.filters.filter_settings import FilterSettings
-from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
-from trainrig.corpus.filters.page_kind_rules import PageKind
-from trainrig.corpus.filters.permission_rules import License, OptOut
-from trainrig.corpus.filters.published_rules import (
-    C4,
-    PREFIX,
-    FineWeb,
-    GopherQuality,
-    GopherRepetition,
-    RefinedWeb,
-    Url,
-)
+from trainrig.corpus.array_types import Bools
+from trainrig.corpus.filters.general_rules import FilterSettings
+from trainrig.corpus.filters.general_rules import Language as Language
+from trainrig.corpus.filters.general_rules import Length as Length
+from trainrig.corpus.filters.general_rules import License as License
+from trainrig.corpus.filters.general_rules import OptOut as OptOut
+from trainrig.corpus.filters.general_rules import PageKind as PageKind
+from trainrig.corpus.filters.general_rules import RepeatedLines as RepeatedLines
+from trainrig.corpus.filters.general_rules import Score as Score
+from trainrig.corpus.filters.general_rules import Symbols as Symbols
+from trainrig.corpus.filters.published_rules import C4 as C4
+from trainrig.corpus.filters.published_rules import PREFIX
+from trainrig.corpus.filters.published_rules import FineWeb as FineWeb
+from trainrig.corpus.filters.published_rules import GopherQuality as GopherQuality
+from trainrig.corpus.filters.published_rules import GopherRepetition as GopherRepetition
+from trainrig.corpus.filters.published_rules import RefinedWeb as RefinedWeb
+from trainrig.corpus.filters.published_rules import Url as Url
 from trainrig.corpus.filters.rule_verdicts import list_rules
 from trainrig.corpus.limits import PAGE_KIND, Among, Columns
 from trainrig.corpus.models.language_id import list_language_codes
-
-__all__ = [
-    "C4",
-    "PRESET_NAMES",
-    "TEXT_COLUMNS",
-    "Filter",
-    "Filters",
-    "FineWeb",
-    "GopherQuality",
-    "GopherRepetition",
-    "Language",
-    "Length",
-    "License",
-    "OptOut",
-    "PageKind",
-    "Preset",
-    "PresetFilter",
-    "RefinedWeb",
-    "RepeatedLines",
-    "Score",
-    "Symbols",
-    "Url",
-    "find_bounded_text",
-    "find_broken_rules",
-    "find_first_broken_rule",
-    "list_read_columns",
-    "need_datatrove",
-]
-
 
 PRESET_NAMES = (
     "c4-datatrove",
@@ -182,7 +155,7 @@ else:
     Filters = Annotated[tuple[_WrittenFilter, ...], AfterValidator(_expand_presets)]
 
 
-def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
+def find_broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, Bools]:
     """Mark the documents that break each rule, keyed as "GopherQuality.word_count", in order."""
     return {rule.name: rule.limit.mark_broken(columns) for rule in list_rules(filters)}
 

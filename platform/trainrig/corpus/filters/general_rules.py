@@ -1,14 +1,37 @@
-"""Filters on length, language, symbols, repeated lines, and on any column such as a score."""
+"""Filters on length, language, symbols, repeated lines, permissions, and on any column.
+
+`License`, `OptOut` and `PageKind` read columns that exist only in sources whose extractor has
+`permissions = true` or `page_kind = true`.
+"""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import suggest_choice
-from trainrig.corpus.filters.filter_settings import FilterSettings
-from trainrig.corpus.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit, PercentileThreshold
+from trainrig.config import Settings, suggest_choice
+from trainrig.config.field_marks import ADDED_LATER
+from trainrig.corpus.extract.page_kinds import PageKind as KindName
+from trainrig.corpus.extract.page_permissions import Terms
+from trainrig.corpus.limits import (
+    LANGUAGE,
+    LANGUAGE_SCORE,
+    PAGE_KIND,
+    Among,
+    Limit,
+    PercentileThreshold,
+)
 from trainrig.corpus.models.language_id import list_language_codes
+
+
+class FilterSettings(Settings):
+    """Settings of a filter."""
+
+    # Kinds of page that the filter judges, such as "article"; None: all pages. The extractor must
+    # have `page_kind = true`.
+    page_kinds: Annotated[tuple[KindName, ...] | None, ADDED_LATER] = Field(
+        default=None, min_length=1
+    )
 
 
 class Length(FilterSettings):
@@ -152,3 +175,60 @@ class Score(FilterSettings):
             if share is not None:
                 rule = f"{self.signal}_not_{'highest' if highest else 'lowest'}"
                 yield PercentileThreshold(rule, self.signal, share, highest, self.by_language)
+
+
+# Columns that `License` and `OptOut` bound.
+PERMISSION_COLUMNS = frozenset({"license", "noai", "noimageai", "noarchive", "tdm_reservation"})
+
+
+class License(FilterSettings):
+    """Keeps pages that state one of the `allowed` licences as their own, by `rel="license"`.
+
+    A licence that a page merely mentions does not count. The default is the licences of Creative
+    Commons that allow adaptations and commercial use.
+    """
+
+    kind: Literal["License"] = "License"
+    # Licences to keep: terms of Creative Commons, "cc0", "public-domain", "other" (a licence of
+    # another kind), "several" (licences that differ) and "none" (pages that state none).
+    allowed: tuple[Terms, ...] = Field(
+        default=("by", "by-sa", "cc0", "public-domain"), min_length=1
+    )
+
+    def iterate_limits(self) -> Iterator[Among]:
+        """Yield the limit on the licence."""
+        yield Among("not_allowed", "license", self.allowed)
+
+
+class OptOut(FilterSettings):
+    """Drops pages that state one of these `refusals`, in a `<meta>` element or a header.
+
+    "noai" is of `robots` and `X-Robots-Tag`, "tdm_reservation" of the W3C's TDM Reservation
+    Protocol. Both are about training on a page's text, so they are the default. "noimageai" is
+    about its pictures alone, and "noarchive" about showing a stored copy.
+    """
+
+    kind: Literal["OptOut"] = "OptOut"
+    # Refusals that drop a page.
+    refusals: tuple[Literal["noai", "tdm_reservation", "noimageai", "noarchive"], ...] = Field(
+        default=("noai", "tdm_reservation"), min_length=1
+    )
+
+    def iterate_limits(self) -> Iterator[Limit]:
+        """Yield a limit for each refusal."""
+        for refusal in self.refusals:
+            yield Limit(refusal, refusal, most=0)
+
+
+class PageKind(FilterSettings):
+    """Keeps pages of the `allowed` kinds; pages that mostly lead to other pages are dropped."""
+
+    kind: Literal["PageKind"] = "PageKind"
+    # Kinds of page to keep.
+    allowed: tuple[KindName, ...] = Field(
+        default=("article", "documentation", "forum", "product", "other"), min_length=1
+    )
+
+    def iterate_limits(self) -> Iterator[Among]:
+        """Yield the limit on the kind of page."""
+        yield Among("not_allowed", PAGE_KIND, self.allowed)

@@ -40,7 +40,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.filters.general_rules import FilterSettings
 from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.corpus.signals.word_signals import LANGUAGES

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainrig.corpus.filters.filter_settings import FilterSettings
+from trainrig.corpus.array_types import Bools, Float64s, Int64s
+from trainrig.corpus.filters.general_rules import FilterSettings
 from trainrig.corpus.limits import (
     LANGUAGE,
     PAGE_KIND,
@@ -108,10 +108,10 @@ class Verdicts:
     """The rules that each document breaks."""
 
     rules: tuple[Rule, ...]
-    broken: NDArray[np.bool_]  # [rules, documents]
+    broken: Bools  # [rules, documents]
 
     @property
-    def first(self) -> NDArray[np.int64]:
+    def first(self) -> Int64s:
         """The index of the first rule that each document breaks, or -1: [documents]."""
         if not self.rules:
             return np.full(self.broken.shape[1], -1, np.int64)
@@ -139,7 +139,7 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
     sizes = columns[BYTES].astype(np.int64)
     first = verdicts.first
 
-    def by_language(chosen: NDArray[np.bool_], prefix: str = "") -> dict[str, dict[str, int]]:
+    def by_language(chosen: Bools, prefix: str = "") -> dict[str, dict[str, int]]:
         documents = np.bincount(which[chosen], minlength=len(languages))
         # numpy sums the sizes as doubles, which are exact up to 2**53 bytes.
         sums = np.bincount(which[chosen], weights=sizes[chosen], minlength=len(languages))
@@ -179,36 +179,27 @@ def build_histograms(
     return found
 
 
-def choose_edges(is_integer: bool) -> NDArray[np.float64]:
+def choose_edges(is_integer: bool) -> Float64s:
     """Return the lower edges of a signal's bins; the last bin has no upper edge."""
     return INTEGER_EDGES if is_integer else EDGES
 
 
-@dataclass(frozen=True)
-class WipedOut:
-    """A step that dropped too large a share of a source."""
-
-    source: str
-    step: str  # a rule, or a kind of deduplication
-    dropped: int
-    documents: int  # documents that reached the step
-
-
 def find_wiped_out(
-    dropped: Mapping[str, int], documents: int, source: str, share: float, least: int
-) -> WipedOut | None:
+    dropped: Mapping[str, int], documents: int, share: float, least: int
+) -> tuple[str, int, int] | None:
     """Find the first step that dropped more than `share` of the documents that reached it.
+
+    Returns the step, and how many documents it dropped of how many, or None.
 
     Args:
         dropped: documents dropped first by each step, in the order of the steps.
         documents: number of documents that reached the first step.
-        source: name of the source, for the result.
         share: largest accepted share of the documents that reached a step.
         least: steps that fewer documents reach are not checked.
     """
     left = documents
     for step, number in dropped.items():
         if left >= least and number > share * left:
-            return WipedOut(source, step, number, left)
+            return step, number, left
         left -= number
     return None

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Float64s
 from trainrig.corpus.models import ngram_counts
 from trainrig.corpus.models.kneser_ney import NEVER, Trie
 from trainrig.errors import DataError
@@ -55,8 +56,8 @@ def _write(file: BinaryIO, trie: Trie, words: NDArray[np.object_]) -> None:
 
 class _Level(NamedTuple):
     words_nM: ngram_counts.Ids
-    logs_M: NDArray[np.float64]
-    back_offs_M: NDArray[np.float64]
+    logs_M: Float64s
+    back_offs_M: Float64s
 
 
 def read_arpa(path: str) -> tuple[Trie, list[str]]:

@@ -5,16 +5,17 @@ probabilities and measure its quality.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Bools, Float64s
 from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models import linear_classifier
 from trainrig.corpus.models.language_id import identify_all
@@ -26,8 +27,8 @@ _NEWTON_STEPS = 100
 # regularisation of the slope; keeps it finite where a threshold separates the classes
 _SIGMOID_PRIOR = 1e-3
 
-Reals = NDArray[np.float64]
-Labels = NDArray[np.bool_]
+Reals = Float64s
+Labels = Bools
 
 
 class Sigmoid(NamedTuple):
@@ -237,7 +238,8 @@ class _ClassTexts:
     def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:
         learnt: list[linear_classifier.Features] = []
         held: list[linear_classifier.Features] = []
-        for batch in _iterate_text_batches(text for text in texts if not text.isspace() and text):
+        there = (text for text in texts if text and not text.isspace())
+        for batch in iter(lambda: list(itertools.islice(there, BATCH)), []):
             out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
@@ -263,14 +265,3 @@ class _ClassTexts:
 def _is_held_out(text: str, share: float) -> bool:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
-
-
-def _iterate_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

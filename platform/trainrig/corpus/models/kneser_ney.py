@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float32s, Float64s, Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.models.ngram_counts import (
     BEGIN,
@@ -33,7 +33,7 @@ from trainrig.corpus.models.ngram_counts import (
 
 NEVER = -100.0  # log10 of probability 0, as in KenLM
 
-Logs = NDArray[np.float32]
+Logs = Float32s
 
 
 class Trie(NamedTuple):
@@ -45,16 +45,16 @@ class Trie(NamedTuple):
     words_T: Ids  # last word of each n-gram
     logs_T: Logs  # log probability of the last word after the words before it
     back_offs_C: Logs  # log weight added for a word that never followed this n-gram
-    children_C1: NDArray[np.uint32] | NDArray[np.uint64]  # [C + 1] first child; the last entry is T
-    levels: NDArray[np.int64]  # [orders + 1] first node of each order; the last entry is T
+    children_C1: UInt32s | UInt64s  # [C + 1] first child; the last entry is T
+    levels: Int64s  # [orders + 1] first node of each order; the last entry is T
 
     @classmethod
     def of(
         cls,
         words: Sequence[Ids],
-        logs: Sequence[NDArray[np.float64]],
-        back_offs: Sequence[NDArray[np.float64]],
-        parents: Sequence[NDArray[np.int64]],
+        logs: Sequence[Float64s],
+        back_offs: Sequence[Float64s],
+        parents: Sequence[Int64s],
     ) -> Self:
         """Build a trie from the sorted n-grams of each order; `parents` start at order 2."""
         sizes = [len(order_words) for order_words in words]
@@ -118,12 +118,7 @@ def _find_child(words: Ids, begin: np.int64, end: np.int64, word: np.int64) -> n
 
 @compile_nogil
 def _score_stream(
-    words: Ids,
-    logs: Logs,
-    back_offs: Logs,
-    children: NDArray[np.uint32] | NDArray[np.uint64],
-    stream: Ids,
-    found: Logs,
+    words: Ids, logs: Logs, back_offs: Logs, children: UInt32s | UInt64s, stream: Ids, found: Logs
 ) -> None:
     inner = len(back_offs)
     # Nodes of the last word, the last two words, and so on, as far as the model contains them.
@@ -155,7 +150,7 @@ def _score_stream(
             known += 1
 
 
-Reals = NDArray[np.float64]
+Reals = Float64s
 
 # Discounts of lmplz's --discount_fallback, for orders whose counts of counts give none.
 FALLBACK = (0.5, 1.0, 1.5)
@@ -268,7 +263,7 @@ def _build_trie(
     tables: Sequence[_SortedLevel],
     probabilities: Sequence[Reals],
     back_offs: Sequence[Reals],
-    stay: Sequence[NDArray[np.bool_]],
+    stay: Sequence[Bools],
 ) -> Trie:
     """Build the trie of the n-grams that are kept, level by level in prefix order."""
     kept = [stays[table.places_M] for stays, table in zip(stay, tables, strict=True)]

@@ -5,25 +5,30 @@ perplexity as CCNet does.
 """
 
 import functools
+import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.array_types import Float64s
 from trainrig.corpus.limits import quantise_scores
 from trainrig.corpus.models.arpa import ENDINGS, read_arpa, write_arpa
 from trainrig.corpus.models.kneser_ney import Trie, estimate
 from trainrig.corpus.models.ngram_counts import CHUNK, SPECIAL, UNKNOWN, Counter, Ids, build_levels
-from trainrig.corpus.models.subwords import TextEncoder, build_word_tokenizer
+from trainrig.corpus.models.subwords import (
+    TextEncoder,
+    build_word_tokenizer,
+    read_tokenizer_file,
+)
 from trainrig.errors import DataError
 
 KIND = "n-gram model"
@@ -65,7 +70,7 @@ class LanguageModel:
             )
         return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
 
-    def compute_perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def compute_perplexity(self, texts: Sequence[str]) -> Float64s:
         """Compute 10^(-log10 p / length) of each text; NaN for a text without lines.
 
         p is the probability of all its sentences, and length the number of their pieces plus one
@@ -106,22 +111,13 @@ class LanguageModel:
             text = (
                 build_word_tokenizer(vocabulary)
                 if tokenizer is None
-                else _read_tokenizer_text(tokenizer)
+                else read_tokenizer_file(tokenizer)
             )
             return cls.of(trie, vocabulary, text, tokenizer or path, {})
         arrays, facts = open_arrays(path, KIND)
         words = json.loads(arrays.pop("vocabulary").tobytes())
         text = arrays.pop("tokenizer").tobytes().decode()
         return cls.of(Trie(**arrays), words, text, path, facts)
-
-
-def _read_tokenizer_text(path: str) -> str:
-    try:
-        return storage.read(path).decode()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; name a tokenizer.json") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8, so it is not a tokenizer.json") from None
 
 
 def train(
@@ -138,9 +134,10 @@ def train(
     # Pieces are numbered by the tokenizer until the pieces that occur are known.
     word_of = np.where(counted, np.arange(len(names)) + len(SPECIAL), UNKNOWN).astype(np.uint32)
     total = {"texts": 0, "bytes": 0, "pieces": 0}
+    waiting = iter(texts)
     with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
         counter = Counter(order, Path(folder), chunk)
-        for batch in _iterate_text_batches(texts):
+        for batch in iter(lambda: list(itertools.islice(waiting, BATCH)), []):
             stream, begins = cutter.encode_sentences(batch, word_of)
             if len(stream):
                 counter.add(stream)
@@ -165,17 +162,6 @@ def train(
         **total,
     }
     return LanguageModel.of(made.trie, vocabulary, tokenizer, "tokenizer", facts)
-
-
-def _iterate_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 BUCKETS = ("head", "middle", "tail")
@@ -203,7 +189,7 @@ class Perplexity(Settings):
         named |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
         return dict(zip(named, storage.compute_content_keys(list(named.values())), strict=True))
 
-    def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
+    def score(self, texts: Sequence[str], languages: Sequence[str]) -> Float64s:
         """Return the perplexity of each text, in steps of 1/10000.
 
         Raises DataError for an invalid model.
@@ -231,9 +217,7 @@ def _load_language_model(path: str, tokenizer: str | None) -> LanguageModel:
 
 
 def find_cutoffs(
-    perplexities: NDArray[np.float64],
-    languages: Sequence[str],
-    shares: tuple[float, float] = (0.3, 0.6),
+    perplexities: Float64s, languages: Sequence[str], shares: tuple[float, float] = (0.3, 0.6)
 ) -> dict[str, tuple[float, float]]:
     """Find for each language the perplexities below which the given shares of its texts lie.
 
@@ -251,9 +235,7 @@ def find_cutoffs(
 
 
 def assign_buckets(
-    perplexities: NDArray[np.float64],
-    languages: Sequence[str],
-    cuts: Mapping[str, tuple[float, float]],
+    perplexities: Float64s, languages: Sequence[str], cuts: Mapping[str, tuple[float, float]]
 ) -> list[str]:
     """Assign each text to "head", "middle" or "tail" by the cut-offs of its language.
 

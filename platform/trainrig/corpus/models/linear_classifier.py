@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float32s, Float64s, Int64s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import PRIME, build_batch, mix_bits
 from trainrig.corpus.signals.text_words import split_words
 
-Weights = NDArray[np.float32]
+Weights = Float32s
 
 LONGEST = 100_000  # words at the start of a text that are used
 
@@ -28,8 +28,8 @@ LONGEST = 100_000  # words at the start of a text that are used
 class Features(NamedTuple):
     """The words of texts, as 64-bit hashes of their lower case."""
 
-    hashes_W: NDArray[np.uint64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last entry is W
+    hashes_W: UInt64s
+    firsts_D1: Int64s  # [D + 1] the first word of each text; the last entry is W
 
 
 def extract_features(texts: Sequence[str], languages: Sequence[str]) -> Features:
@@ -45,19 +45,19 @@ def concatenate_features(parts: Sequence[Features]) -> Features:
     return Features(np.concatenate([part.hashes_W for part in parts]), firsts)
 
 
-def compute_evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
+def compute_evidence(features: Features, weights_B: Weights, words: int) -> Float64s:
     """Sum each text's n-gram weights and divide by the square root of their number.
 
     N-grams have up to `words` words. The result is NaN for a text without words.
     """
     found = np.full(len(features.firsts_D1) - 1, np.nan)
-    _fill_evidence(*features, weights_B, words, found)
+    _fill_evidence(features, weights_B, words, found)
     return found
 
 
 def learn(
     features: Features,
-    labels_D: NDArray[np.bool_],
+    labels_D: Bools,
     buckets: int,
     words: int,
     epochs: int,
@@ -76,7 +76,7 @@ def learn(
     for epoch in range(epochs):
         rates = rate * (1 - (epoch * count + np.arange(count)) / (epochs * count))
         order = draw.permutation(count)
-        _learn(*features, labels_D, order, rates, words, weights, squares)
+        _learn(features, labels_D, order, rates, words, weights, squares)
     return weights
 
 
@@ -87,7 +87,7 @@ def _find_bucket(key: np.uint64, buckets: int) -> np.int64:
 
 @compile_nogil
 def _sum_evidence(
-    hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
+    hashes: UInt64s, begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
     total = 0.0
     count = 0
@@ -103,13 +103,8 @@ def _sum_evidence(
 
 
 @compile_nogil
-def _fill_evidence(
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    weights: Weights,
-    words: int,
-    found: NDArray[np.float64],
-) -> None:
+def _fill_evidence(features: Features, weights: Weights, words: int, found: Float64s) -> None:
+    hashes, firsts = features
     for text in range(len(found)):
         end = min(firsts[text + 1], firsts[text] + LONGEST)
         total, count = _sum_evidence(hashes, firsts[text], end, weights, words)
@@ -119,15 +114,15 @@ def _fill_evidence(
 
 @compile_nogil
 def _learn(
-    hashes: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    labels: NDArray[np.bool_],
-    order: NDArray[np.int64],
-    rates: NDArray[np.float64],
+    features: Features,
+    labels: Bools,
+    order: Int64s,
+    rates: Float64s,
     words: int,
     weights: Weights,
     squares: Weights,
 ) -> None:
+    hashes, firsts = features
     for step in range(len(order)):
         text = order[step]
         begin = firsts[text]

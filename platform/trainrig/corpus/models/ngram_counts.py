@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 
 UNKNOWN = 0
@@ -29,9 +29,9 @@ IDS_PER_KEY = 3
 LONGEST = 2 * IDS_PER_KEY  # words
 MOST_WORDS = 2**ID_BITS  # size of a vocabulary
 
-Ids = NDArray[np.uint32]
-Keys = NDArray[np.uint64]
-Counts = NDArray[np.int64]
+Ids = UInt32s
+Keys = UInt64s
+Counts = Int64s
 
 
 class NgramKeys(NamedTuple):
@@ -66,12 +66,12 @@ def unpack(keys: NgramKeys, order: int) -> Ids:
     return words
 
 
-def sort_places(keys: NgramKeys) -> NDArray[np.int64]:
+def sort_places(keys: NgramKeys) -> Int64s:
     """Return the order that sorts the n-grams."""
     return np.lexsort((keys.low_M, keys.high_M))
 
 
-def find_contexts(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
+def find_contexts(words_nM: Ids, below_nM: Ids) -> Int64s:
     """Return the index in `below_nM` of each n-gram without its last word; both must be sorted.
 
     `below_nM` must contain every such context.
@@ -80,12 +80,12 @@ def find_contexts(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
     new = np.ones(contexts.shape[1], np.bool_)
     new[1:] = (contexts[:, 1:] != contexts[:, :-1]).any(axis=0)
     places = _find_n_grams(np.ascontiguousarray(contexts[:, new]), np.ascontiguousarray(below_nM))
-    found: NDArray[np.int64] = places[np.cumsum(new) - 1]
+    found: Int64s = places[np.cumsum(new) - 1]
     return found
 
 
 @compile_nogil
-def _find_n_grams(wanted_nM: Ids, there_nM: Ids) -> NDArray[np.int64]:
+def _find_n_grams(wanted_nM: Ids, there_nM: Ids) -> Int64s:
     order, count = wanted_nM.shape
     found = np.empty(count, np.int64)
     place = 0
@@ -178,7 +178,7 @@ def _cut_key_ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
     ]
 
 
-def _merge_counts(runs: list[Keys]) -> NDArray[np.uint64]:
+def _merge_counts(runs: list[Keys]) -> UInt64s:
     """Merge rows of high key, low key and count [3, M], sorted, summing counts of equal keys."""
     rows = np.concatenate(runs, axis=1)
     rows = rows[:, sort_places(NgramKeys(rows[0], rows[1]))]
@@ -191,7 +191,7 @@ def _merge_counts(runs: list[Keys]) -> NDArray[np.uint64]:
     return np.stack([rows[0, first], rows[1, first], counts])
 
 
-Places = NDArray[np.int64]
+Places = Int64s
 
 
 class Level(NamedTuple):
@@ -234,7 +234,7 @@ def build_levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Leve
     return found
 
 
-def _find_firsts(backward_nM: Ids) -> list[NDArray[np.bool_]]:
+def _find_firsts(backward_nM: Ids) -> list[Bools]:
     """Mark for each order the rows whose last words differ from the row before."""
     found = []
     new = np.zeros(backward_nM.shape[1], np.bool_)

@@ -22,27 +22,34 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models.classifier import ClassifierModel
-from trainrig.corpus.models.language_model import Perplexity
+from trainrig.corpus.models.language_model import Perplexity as Perplexity
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.errors import DataError
-
-__all__ = [
-    "ANY_LANGUAGE",
-    "BadWords",
-    "Classifier",
-    "Perplexity",
-    "Scorer",
-    "WordList",
-    "read_entries",
-]
-
 
 ANY_LANGUAGE = ""  # key of the list for all languages without their own
 # A word, or a sign that may be part of an entry ("f*ck"); white space only separates them.
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-class WordList(Settings):
+class _ListScorer(Settings):
+    """Base of the scorers that read lists."""
+
+    kind: str  # the name in a run file
+    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
+    path: Annotated[str | dict[str, str], NOT_IDENTITY]
+
+    def read_content_keys(self) -> dict[str, str]:
+        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
+        languages = sorted(self._paths)
+        keys = storage.compute_content_keys([self._paths[language] for language in languages])
+        return dict(zip(languages, keys, strict=True))
+
+    @property
+    def _paths(self) -> Mapping[str, str]:
+        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
+
+
+class WordList(_ListScorer):
     """The share of a text's words that are entries of a list, or parts of its phrases.
 
     A list has one word or phrase a line; blank lines and lines that begin with "# " are ignored.
@@ -52,16 +59,8 @@ class WordList(Settings):
     """
 
     kind: Literal["WordList"] = "WordList"
-    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column for the share of words.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
-
-    def read_content_keys(self) -> dict[str, str]:
-        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        languages = sorted(self._paths)
-        keys = storage.compute_content_keys([self._paths[language] for language in languages])
-        return dict(zip(languages, keys, strict=True))
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Return each text's share, in steps of 1/10000. Raises DataError for an invalid list."""
@@ -70,10 +69,6 @@ class WordList(Settings):
             for text, language in zip(texts, languages, strict=True)
         ]
         return quantise_scores(np.array(shares, np.float64))
-
-    @property
-    def _paths(self) -> Mapping[str, str]:
-        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
 
 
 def _compute_share(text: str, language: str, paths: Mapping[str, str]) -> float:
@@ -155,7 +150,7 @@ def _compile_list_pattern(path: str) -> re.Pattern[str]:
 _WORD = re.compile(r"\w+")
 
 
-class BadWords(Settings):
+class BadWords(_ListScorer):
     """Counts the different entries of a list that occur in a text.
 
     A list has one word or phrase a line; blank lines and lines that begin with "# " are ignored. An
@@ -165,16 +160,8 @@ class BadWords(Settings):
     """
 
     kind: Literal["BadWords"] = "BadWords"
-    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column for the number of different entries.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
-
-    def read_content_keys(self) -> dict[str, str]:
-        """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        languages = sorted(self._paths)
-        keys = storage.compute_content_keys([self._paths[language] for language in languages])
-        return dict(zip(languages, keys, strict=True))
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Count the list entries in each text. Raises DataError for an invalid list."""
@@ -185,10 +172,6 @@ class BadWords(Settings):
             for text, path, language in zip(texts, lists, languages, strict=True)
         ]
         return np.array(numbers, np.float64)
-
-    @property
-    def _paths(self) -> Mapping[str, str]:
-        return self.path if isinstance(self.path, dict) else {ANY_LANGUAGE: self.path}
 
 
 def _count_entries(text: str, path: str, anywhere: bool) -> int:

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.models.ngram_counts import BEGIN, END, MOST_WORDS, SPECIAL, UNKNOWN, Ids
 from trainrig.errors import DataError
 
@@ -66,13 +66,8 @@ Pieces = Annotated[Subwords | Words | TokenizerFile, Field(discriminator="kind")
 def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[str]) -> str:
     """Return the JSON of the tokenizer, which is trained on `sample` unless it is a file."""
     if isinstance(pieces, TokenizerFile):
-        try:
-            text = storage.read(pieces.path).decode()
-            read_tokenizer(text, pieces.path)
-        except FileNotFoundError:
-            raise DataError(f"{pieces.path} does not exist; name a tokenizer.json") from None
-        except UnicodeDecodeError:
-            raise DataError(f"{pieces.path} is not UTF-8, so it is not a tokenizer.json") from None
+        text = read_tokenizer_file(pieces.path)
+        read_tokenizer(text, pieces.path)
         return text
     if isinstance(pieces, Subwords):
         tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
@@ -106,6 +101,16 @@ def build_word_tokenizer(vocabulary: Sequence[str]) -> str:
     tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return str(tokenizer.to_str())
+
+
+def read_tokenizer_file(path: str) -> str:
+    """Return the text of a tokenizer.json. Raises DataError if it is missing or not UTF-8."""
+    try:
+        return storage.read(path).decode()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; name a tokenizer.json") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8, so it is not a tokenizer.json") from None
 
 
 def read_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
@@ -142,7 +147,7 @@ class TextEncoder:
         """Return the pieces in the order of their ids."""
         return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
 
-    def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
+    def encode_sentences(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, Int64s]:
         """Encode sentences as `<s> word … </s> …`; also return where each text begins, [texts + 1].
 
         `word_of` is the model's word id for each piece.

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float32s, Int32s, Int64s, UInt8s, UInt16s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     LETTER,
@@ -47,9 +48,9 @@ class Known(NamedTuple):
 
     # [2, places, 2] hash tables (open addressing) over the words' characters. Each entry has the
     # hash, then the word's number, from 1, times 2^32 plus the number of its rows. 0: a free slot.
-    tables: NDArray[np.uint64]
-    sums: NDArray[np.float32]  # [2, words, channels]
-    met: NDArray[np.int64]  # [2] words in the younger generation; its index, 0 or 1
+    tables: UInt64s
+    sums: Float32s  # [2, words, channels]
+    met: Int64s  # [2] words in the younger generation; its index, 0 or 1
 
 
 def allocate_known_words(places: int, channels: int) -> Known:
@@ -73,12 +74,12 @@ def align_to_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
 class NGrams(NamedTuple):
     """The n-grams that the model kept, one in fifty, in half a megabyte."""
 
-    bits: NDArray[np.uint64]  # one bit per bucket: whether it has a row
-    before: NDArray[np.int32]  # number of bits set before each word of 64 bits
-    rows: NDArray[np.int32]  # rows in the order of the buckets
+    bits: UInt64s  # one bit per bucket: whether it has a row
+    before: Int32s  # number of bits set before each word of 64 bits
+    rows: Int32s  # rows in the order of the buckets
 
 
-def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
+def index_kept_n_grams(n_gram_rows: Int32s) -> NGrams:
     """Build the index from the row of each bucket, or -1."""
     kept = np.zeros(-(-len(n_gram_rows) // 64) * 64, np.bool_)
     kept[: len(n_gram_rows)] = n_gram_rows >= 0
@@ -88,9 +89,7 @@ def index_kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
     return NGrams(bits, before, n_gram_rows[n_gram_rows >= 0])
 
 
-def find_own_words(
-    hashes: NDArray[np.uint64], rows: Sequence[int]
-) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+def find_own_words(hashes: UInt64s, rows: Sequence[int]) -> tuple[UInt64s, Int32s]:
     """Build the hash table `WordRows.words` and `WordRows.word_rows` of words with these hashes."""
     size = int(compute_table_size(len(hashes)))
     words = np.zeros(size, np.uint64)
@@ -105,24 +104,24 @@ def find_own_words(
 class WordRows(NamedTuple):
     """The model's rows, and the tables that find the rows of a word."""
 
-    rows_RC: NDArray[np.float32]
-    bits: NDArray[np.uint64]  # this and the next two as in NGrams
-    before: NDArray[np.int32]
-    n_gram_rows: NDArray[np.int32]
-    words: NDArray[np.uint64]  # hash table (open addressing) of the model's own words
-    word_rows: NDArray[np.int32]  # rows of these words; _FREE marks a free slot
-    numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and of the longest n-gram
+    rows_RC: Float32s
+    bits: UInt64s  # this and the next two as in NGrams
+    before: Int32s
+    n_gram_rows: Int32s
+    words: UInt64s  # hash table (open addressing) of the model's own words
+    word_rows: Int32s  # rows of these words; _FREE marks a free slot
+    numbers: UInt32s  # [3] buckets; characters of the shortest and of the longest n-gram
 
 
 @compile_nogil
 def sum_word_rows(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
+    codes: UInt32s,
+    classes: UInt16s,
     start: int,
     end: int,
     known: Known,
     model: WordRows,
-    vector: NDArray[np.float32],
+    vector: Float32s,
 ) -> np.int64:
     """Add the rows of the text's words to `vector`; return their number, or -1 without letters."""
     total = np.uint64(0)
@@ -162,15 +161,15 @@ def sum_word_rows(
 
 @compile_nogil
 def _find_or_add_words(
-    codes: NDArray[np.uint32],
-    edges: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
+    codes: UInt32s,
+    edges: Int64s,
+    hashes: UInt64s,
     count: int,
     known: Known,
     model: WordRows,
-    spelt: NDArray[np.uint8],
-    n_grams: NDArray[np.uint32],
-    words: NDArray[np.uint64],
+    spelt: UInt8s,
+    n_grams: UInt32s,
+    words: UInt64s,
 ) -> None:
     """Write the cache entries of `count` words to `words`, adding new words to the cache."""
     if known.met[0] + count > known.sums.shape[1]:
@@ -211,7 +210,7 @@ def _find_or_add_words(
 
 
 @compile_nogil
-def _find_word_place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
+def _find_word_place(table: UInt64s, key: np.uint64) -> np.int64:
     """Return the slot of the word with this hash, or the free slot where it would go."""
     mask = len(table) - 1
     at = np.int64(key & np.uint64(mask))
@@ -227,14 +226,14 @@ def _separates(code: np.uint32, classes: np.uint16) -> bool:
 
 @compile_nogil
 def _add_rows(
-    codes: NDArray[np.uint32],
+    codes: UInt32s,
     first: int,
     end: int,
     key: np.uint64,
     model: WordRows,
-    total: NDArray[np.float32],
-    spelt: NDArray[np.uint8],
-    n_grams: NDArray[np.uint32],
+    total: Float32s,
+    spelt: UInt8s,
+    n_grams: UInt32s,
 ) -> np.int64:
     """Add the rows of the word and of its n-grams to `total`; return their number.
 
@@ -274,9 +273,7 @@ def _add_rows(
 
 
 @compile_nogil
-def _add_n_grams(
-    n_grams: NDArray[np.uint32], count: int, model: WordRows, total: NDArray[np.float32]
-) -> np.int64:
+def _add_n_grams(n_grams: UInt32s, count: int, model: WordRows, total: Float32s) -> np.int64:
     """Add the rows of the buckets that have one to `total`; return their number."""
     # Separate passes without branches, so that the memory loads of a pass overlap.
     bits = model.bits
@@ -301,9 +298,7 @@ def _add_n_grams(
 
 
 @compile_nogil
-def _find_own_place(
-    words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64
-) -> np.int64:
+def _find_own_place(words: UInt64s, word_rows: Int32s, key: np.uint64) -> np.int64:
     """Return the slot of the word with this hash, or the free slot where it would go."""
     mask = len(words) - 1
     at = np.int64(key & np.uint64(mask))
@@ -328,7 +323,7 @@ def _continues(byte: np.uint8) -> bool:
 
 
 @compile_nogil
-def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.uint8]) -> int:
+def _spell(codes: UInt32s, first: int, end: int, spelt: UInt8s) -> int:
     """Write the word as UTF-8 between borders, without lone surrogates; return its bytes."""
     spelt[0] = _BORDERS[0]
     length = 1

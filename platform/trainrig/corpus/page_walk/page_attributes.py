@@ -8,8 +8,8 @@ may contain "<" or a quotation mark. So the first ">" ends a tag.
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import (
     CLASS_NAME,
@@ -68,7 +68,7 @@ _MODE_DISPLAY: Final = np.frombuffer(b"mode=display", np.uint8)
 
 
 @compile_kernel
-def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
+def matches(html: UInt8s, at: int, word: UInt8s) -> bool:
     """Return whether `html` has `word` at the index `at`."""
     if at + len(word) > len(html):
         return False
@@ -79,13 +79,13 @@ def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
 
 
 @compile_kernel
-def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
+def is_name_end(html: UInt8s, at: int) -> bool:
     """Return whether the name of an element ends before the index `at`."""
     return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
 
 
 @compile_kernel
-def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> int:
+def find(html: UInt8s, start: int, end: int, word: UInt8s) -> int:
     """Return the first index of `word` between `start` and `end`, or -1."""
     for at in range(start, min(end, len(html)) - len(word) + 1):
         if html[at] == word[0] and matches(html, at, word):
@@ -94,7 +94,7 @@ def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8])
 
 
 @compile_kernel
-def skip_tag(html: NDArray[np.uint8], i: int) -> int:
+def skip_tag(html: UInt8s, i: int) -> int:
     """Return the index after the tag or comment around `i`, which is at its "<" or after it."""
     at = i + (i < len(html) and html[i] == 60)
     if matches(html, at, _COMMENT):
@@ -106,7 +106,7 @@ def skip_tag(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_kernel
-def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
+def matches_word(html: UInt8s, at: int, word: UInt8s) -> bool:
     """Return whether `html` has `word`, in lower or upper case, at the index `at`."""
     if at + len(word) > len(html):
         return False
@@ -117,7 +117,7 @@ def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> b
 
 
 @compile_kernel
-def find_byte(html: NDArray[np.uint8], i: int, byte: np.uint64) -> int:
+def find_byte(html: UInt8s, i: int, byte: np.uint64) -> int:
     """Return the first index of `byte` from `i` on, or the length of `html`.
 
     The length is a multiple of eight. One step examines eight bytes: a subtraction of 1 borrows
@@ -143,12 +143,12 @@ def find_byte(html: NDArray[np.uint8], i: int, byte: np.uint64) -> int:
 
 
 @compile_kernel
-def _is_name(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> bool:
+def _is_name(html: UInt8s, start: int, end: int, word: UInt8s) -> bool:
     return end - start == len(word) and matches(html, start, word)
 
 
 @compile_kernel
-def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
+def read_number(html: UInt8s, start: int, end: int, about: Int64s) -> None:
     """Read a whole number of at most nine digits; other values are ignored."""
     negative = start < end and html[start] == 45
     at = start + negative
@@ -166,12 +166,7 @@ def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np
 
 @compile_kernel
 def read_names(
-    html: NDArray[np.uint8],
-    start: int,
-    end: int,
-    names: NDArray[np.int64],
-    is_class: bool,
-    about: NDArray[np.int64],
+    html: UInt8s, start: int, end: int, names: Int64s, is_class: bool, about: Int64s
 ) -> None:
     """Read class names or an id: whole names between spaces, and the words that they are made of.
 
@@ -203,13 +198,7 @@ def read_names(
 
 
 @compile_kernel
-def matches_style(
-    html: NDArray[np.uint8],
-    start: int,
-    end: int,
-    name: NDArray[np.uint8],
-    value: NDArray[np.uint8],
-) -> bool:
+def matches_style(html: UInt8s, start: int, end: int, name: UInt8s, value: UInt8s) -> bool:
     """Return whether a style sets the property `name` to a value that begins with `value`."""
     for at in range(start, end - len(name)):
         if (html[at] | 32) == name[0] and matches_word(html, at, name):
@@ -222,19 +211,14 @@ def matches_style(
 
 
 @compile_kernel
-def clear_attributes(about: NDArray[np.int64]) -> None:
+def clear_attributes(about: Int64s) -> None:
     """Forget the attributes of the tag before."""
     for column in range(FIRST_ATTRIBUTE, ATTRIBUTES):
         about[column] = 0
 
 
 @compile_kernel
-def read_attributes(
-    html: NDArray[np.uint8],
-    i: int,
-    names: NDArray[np.int64],
-    about: NDArray[np.int64],
-) -> int:
+def read_attributes(html: UInt8s, i: int, names: Int64s, about: Int64s) -> int:
     """Read the attributes from index `i`, after the name; return the index after the tag."""
     clear_attributes(about)
     end = len(html)

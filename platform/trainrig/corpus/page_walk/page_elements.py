@@ -9,8 +9,8 @@ import functools
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.page_walk.word_hash import build_table
 
 # Codes of elements, in the order of their names in _ELEMENTS.
@@ -268,7 +268,7 @@ _NAME_SLOTS: Final = 4096  # a power of two; about 700 are used
 
 
 @functools.cache
-def build_name_table() -> NDArray[np.int64]:
+def build_name_table() -> Int64s:
     """Build the hash table that the walk looks names up in: key, value, and flags of an element.
 
     The value is the code of an element, the flags of a word of a class name or id, the flags of a

@@ -7,8 +7,8 @@ length of the page times its depth.
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     is_name_end,
@@ -32,7 +32,7 @@ _TEX: Final = np.frombuffer(b"tex", np.uint8)
 
 
 @compile_kernel
-def classify_table(html: NDArray[np.uint8], i: int) -> int:
+def classify_table(html: UInt8s, i: int) -> int:
     """Classify the table whose content begins at index `i`.
 
     A table of data has a row of several cells, and no long cell, heading, code or other table.
@@ -71,7 +71,7 @@ def classify_table(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_kernel
-def holds_code(html: NDArray[np.uint8], i: int) -> bool:
+def holds_code(html: UInt8s, i: int) -> bool:
     """Return whether the table whose content begins at index `i` has a <pre> or a <code>."""
     end = len(html)
     while i < end:
@@ -93,7 +93,7 @@ def holds_code(html: NDArray[np.uint8], i: int) -> bool:
 
 
 @compile_kernel
-def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
+def holds_only_digits(html: UInt8s, i: int, name: UInt8s) -> bool:
     """Return whether the element `name`, whose content begins at `i`, has no text but digits."""
     depth = 1
     end = len(html)
@@ -117,9 +117,7 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
 
 
 @compile_kernel
-def holds_tag(
-    html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]
-) -> bool:
+def holds_tag(html: UInt8s, i: int, name: UInt8s, word: UInt8s) -> bool:
     """Return whether a tag that begins with `word` comes before the next end tag of `name`."""
     end = len(html)
     while i < end:
@@ -135,7 +133,7 @@ def holds_tag(
 
 
 @compile_kernel
-def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
+def holds_only_a_symbol(html: UInt8s, i: int) -> bool:
     """Return whether the link whose content begins at `i` has no text but "#", "¶" or similar."""
     end = len(html)
     while i < end:
@@ -162,7 +160,7 @@ def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
 
 
 @compile_kernel
-def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
+def _is_symbol(html: UInt8s, i: int) -> bool:
     """Return whether a character of three bytes is invisible, an anchor, or of an icon font."""
     if i + 2 >= len(html):
         return False
@@ -177,7 +175,7 @@ def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
 
 
 @compile_kernel
-def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
+def ends_soon(html: UInt8s, i: int, name: UInt8s) -> bool:
     """Return whether the element `name`, whose content begins at `i`, ends nearby."""
     for at in range(i, min(i + _NEAR, len(html) - 1)):
         if html[at] == 60 and html[at + 1] == 47 and matches(html, at + 2, name):
@@ -186,7 +184,7 @@ def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
 
 
 @compile_kernel
-def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
+def find_tex(html: UInt8s, i: int) -> tuple[int, int]:
     """Return the span of the annotation in TeX of the formula whose content begins at index `i`.
 
     An annotation of a formula or picture inside the formula does not count. Without any, the span
@@ -223,7 +221,7 @@ def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
 
 
 @compile_kernel
-def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
+def names_tex(html: UInt8s, start: int, end: int) -> bool:
     """Return whether attributes name TeX: "application/x-tex", "LaTeX", but not "text/plain"."""
     for at in range(start, end - len(_TEX)):
         if matches_word(html, at, _TEX) and (html[at + len(_TEX)] | 32) != 116:
@@ -232,7 +230,7 @@ def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
 
 
 @compile_kernel
-def holds_text(html: NDArray[np.uint8], start: int, end: int) -> bool:
+def holds_text(html: UInt8s, start: int, end: int) -> bool:
     """Return whether there is more than white space between two indices."""
     at = start
     while at < end and html[at] <= 32:

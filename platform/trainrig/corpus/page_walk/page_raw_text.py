@@ -8,8 +8,8 @@ a tag. Such a page is ambiguous.
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     find,
@@ -34,11 +34,7 @@ _NO_FRAMES: Final = np.frombuffer(b"noframes", np.uint8)
 
 @compile_kernel
 def find_raw_text_end(
-    html: NDArray[np.uint8],
-    i: int,
-    name: NDArray[np.uint8],
-    is_script: bool,
-    foreign: bool,
+    html: UInt8s, i: int, name: UInt8s, is_script: bool, foreign: bool
 ) -> tuple[int, bool]:
     """Return where the content that begins at `i` ends, and whether it has another reading."""
     if foreign:
@@ -55,18 +51,18 @@ def find_raw_text_end(
 
 
 @compile_kernel
-def _is_named(html: NDArray[np.uint8], at: int, name: NDArray[np.uint8]) -> bool:
+def _is_named(html: UInt8s, at: int, name: UInt8s) -> bool:
     return matches(html, at, name) and is_name_end(html, at + len(name))
 
 
 @compile_kernel
-def holds_visible_text(html: NDArray[np.uint8], i: int) -> bool:
+def holds_visible_text(html: UInt8s, i: int) -> bool:
     """Return whether the tag at `i` begins an element whose raw text is displayed."""
     return _is_named(html, i + 1, _VERBATIM) or _is_named(html, i + 1, _PLAIN_TEXT)
 
 
 @compile_kernel
-def _measure_raw_text_name(html: NDArray[np.uint8], at: int) -> int:
+def _measure_raw_text_name(html: UInt8s, at: int) -> int:
     """Return the length of the name at `at` if it is of an element with raw text, else 0."""
     first = int(html[at]) if at < len(html) else 0
     if first == 115:
@@ -85,7 +81,7 @@ def _measure_raw_text_name(html: NDArray[np.uint8], at: int) -> int:
 
 
 @compile_kernel
-def skip_markup(html: NDArray[np.uint8], i: int) -> int:
+def skip_markup(html: UInt8s, i: int) -> int:
     """Return the index after the tag or comment at `i`, and after the raw text that it begins.
 
     Raw text may have "<!--", so a look ahead that does not skip it may run to the end of the page.
@@ -100,7 +96,7 @@ def skip_markup(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_kernel
-def _find_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> int:
+def _find_end_tag(html: UInt8s, i: int, name: UInt8s) -> int:
     """Return the index of the first end tag of `name` from `i` on, or the length of the page."""
     end = find_byte(html, i, _OPEN)
     while end < len(html) and not _is_end_tag(html, end, name):
@@ -109,7 +105,7 @@ def _find_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> i
 
 
 @compile_kernel
-def _is_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
+def _is_end_tag(html: UInt8s, i: int, name: UInt8s) -> bool:
     return (
         i + 1 < len(html)
         and html[i + 1] == 47
@@ -119,7 +115,7 @@ def _is_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> boo
 
 
 @compile_kernel
-def _find_script_end(html: NDArray[np.uint8], i: int) -> int:
+def _find_script_end(html: UInt8s, i: int) -> int:
     """Return the index of the end tag of the script whose content begins at `i`.
 
     After "<!--", a script in the script hides its end tag, up to "-->".

@@ -3,8 +3,8 @@
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     CLASS_BITS,
@@ -79,9 +79,7 @@ def is_inline(code: int) -> bool:
 
 
 @compile_kernel
-def is_dropped(
-    page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
-) -> bool:
+def is_dropped(page: Page, i: int, name: UInt8s, code: int, own: int, around: int) -> bool:
     """Return whether the element, whose content begins at index `i`, has no visible text."""
     if code in (HIDDEN_ELEMENT, RAW_TEXT):
         return True
@@ -108,7 +106,7 @@ def is_dropped(
 
 
 @compile_kernel
-def is_only_rendering(html: NDArray[np.uint8], i: int) -> bool:
+def is_only_rendering(html: UInt8s, i: int) -> bool:
     """Return whether the content at index `i` is KaTeX's HTML of a formula without its MathML.
 
     KaTeX writes the MathML of a formula, if any, directly before its HTML.
@@ -138,7 +136,7 @@ def edge_gap(code: int) -> int:
 
 
 @compile_kernel
-def count_items(html: NDArray[np.uint8], i: int) -> int:
+def count_items(html: UInt8s, i: int) -> int:
     """Return the number of items of the list whose content begins at index `i`."""
     depth = 1
     count = 0
@@ -159,7 +157,7 @@ def count_items(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_kernel
-def kind_inside(code: int, name: NDArray[np.uint8], around: int, own: int) -> int:
+def kind_inside(code: int, name: UInt8s, around: int, own: int) -> int:
     """Return the kind of a block that begins inside an element."""
     if code == HEADING:
         return H1 + int(name[1]) - 49

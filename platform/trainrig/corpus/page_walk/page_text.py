@@ -8,9 +8,7 @@ block. Blocks are separated by a zero byte. Formulas in TeX are between MATH_STA
 
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trainrig.corpus.array_types import Int64s, UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import JOIN, LINES, LINK, MATH, PRE
 
@@ -95,11 +93,11 @@ class Page(NamedTuple):
     there are few arrays.
     """
 
-    html: NDArray[np.uint8]  # a multiple of eight bytes
-    out: NDArray[np.uint8]
+    html: UInt8s  # a multiple of eight bytes
+    out: UInt8s
     # [rows, MEMORY]: row `n` is the open element at depth `n`, and container `n`, and block `n`.
-    memory: NDArray[np.int64]
-    state: NDArray[np.int64]
+    memory: Int64s
+    state: Int64s
 
 
 @compile_kernel
@@ -213,7 +211,7 @@ def put(page: Page, byte: int) -> None:
 
 
 @compile_kernel
-def read_entity(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
+def read_entity(html: UInt8s, i: int) -> tuple[int, int]:
     """Return the byte that an entity stands for, and the index after it; `i` is after its "&".
 
     A serialised page has only five entities. A no-break space becomes a space.

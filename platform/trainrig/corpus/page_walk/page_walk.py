@@ -11,8 +11,8 @@ give blocks, with the flag HIDDEN, because some pages hide their text until a sc
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     ALT_END,
@@ -144,9 +144,9 @@ _STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
 class Walk(NamedTuple):
     """Result of the walk over a page."""
 
-    text: NDArray[np.uint8]  # the text of the blocks, with a zero byte after each
-    rows: NDArray[np.int64]  # [blocks, MEMORY], of which the columns of a block count
-    containers: NDArray[np.int64]  # [containers, MEMORY], of which the columns of a container count
+    text: UInt8s  # the text of the blocks, with a zero byte after each
+    rows: Int64s  # [blocks, MEMORY], of which the columns of a block count
+    containers: Int64s  # [containers, MEMORY], of which the columns of a container count
     # Whether the page has another reading: the parser's tree may have been a different one.
     ambiguous: bool
 
@@ -176,7 +176,7 @@ def walk_page(html: bytes, stops: bool) -> Walk:
 
 
 @compile_kernel
-def walk(page: Page, names: NDArray[np.int64], stops: bool) -> None:
+def walk(page: Page, names: Int64s, stops: bool) -> None:
     """Walk over the tags and texts of a page, and fill its arrays."""
     html = page.html
     state = page.state
@@ -201,7 +201,7 @@ def walk(page: Page, names: NDArray[np.int64], stops: bool) -> None:
 
 
 @compile_kernel
-def matches_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
+def matches_name(html: UInt8s, start_tag: int, end_tag: int) -> bool:
     """Return whether the names that begin at these indices, of two tags, are equal."""
     while end_tag < len(html) and html[end_tag] != 62 and html[start_tag] == html[end_tag]:
         start_tag += 1
@@ -210,7 +210,7 @@ def matches_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
 
 
 @compile_kernel
-def is_void(html: NDArray[np.uint8], i: int, names: NDArray[np.int64]) -> bool:
+def is_void(html: UInt8s, i: int, names: Int64s) -> bool:
     """Return whether the name that begins at `i` is one of an element without an end tag."""
     hash_ = FNV_START
     while not is_name_end(html, i):
@@ -220,7 +220,7 @@ def is_void(html: NDArray[np.uint8], i: int, names: NDArray[np.int64]) -> bool:
 
 
 @compile_kernel
-def open_element(page: Page, i: int, names: NDArray[np.int64]) -> int:
+def open_element(page: Page, i: int, names: Int64s) -> int:
     """Handle the start tag whose name begins at index `i`; return the index after what it used."""
     html = page.html
     state = page.state
@@ -270,9 +270,7 @@ def open_element(page: Page, i: int, names: NDArray[np.int64]) -> int:
 
 
 @compile_kernel
-def enter_element(
-    page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
-) -> int:
+def enter_element(page: Page, i: int, name: UInt8s, code: int, own: int, around: int) -> int:
     """End or begin blocks at the start of an element; return the element's own flags."""
     state = page.state
     stack = page.memory
@@ -350,7 +348,7 @@ def number_item(page: Page) -> None:
 
 
 @compile_kernel
-def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
+def push_element(page: Page, i: int, code: int, own: int, name: UInt8s) -> None:
     """Push an element, whose content begins at index `i`, on the stack of open elements."""
     state = page.state
     depth = state[DEPTH] + 1
@@ -386,7 +384,7 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
 
 
 @compile_kernel
-def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
+def handle_raw_text(page: Page, i: int, name: UInt8s, code: int) -> int:
     """Skip the content of a script or style; write the content of a verbatim element."""
     state = page.state
     foreign = page.memory[state[DEPTH], FLAGS] & FOREIGN != 0
@@ -421,7 +419,7 @@ def enter_formula(page: Page, i: int) -> int:
 
 
 @compile_kernel
-def close_element(page: Page, start: int, names: NDArray[np.int64]) -> None:
+def close_element(page: Page, start: int, names: Int64s) -> None:
     """Pop the innermost open element, and end the block that it held.
 
     `start` is the index of the name of the end tag. In pictures and formulas, a <link> has an end

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s
 from trainrig.corpus.compiled import compile_kernel
 
 FNV_START: Final = np.uint64(0xCBF29CE484222325)
@@ -33,7 +33,7 @@ def is_word_byte(byte: int) -> bool:
 
 
 @compile_kernel
-def hash_text(text: NDArray[np.uint8], start: int, end: int) -> np.uint64:
+def hash_text(text: UInt8s, start: int, end: int) -> np.uint64:
     """Return the hash of a part of `text` as one word."""
     hash_ = FNV_START
     before = 0
@@ -44,7 +44,7 @@ def hash_text(text: NDArray[np.uint8], start: int, end: int) -> np.uint64:
 
 
 @compile_kernel
-def find_row(hash_: np.uint64, table: NDArray[np.int64]) -> int:
+def find_row(hash_: np.uint64, table: Int64s) -> int:
     """Return the row of the key `hash_` in a table of `build_table`, or a row of zeros."""
     key = np.int64(hash_)
     last = len(table) - 1
@@ -54,7 +54,7 @@ def find_row(hash_: np.uint64, table: NDArray[np.int64]) -> int:
     return int(slot)
 
 
-def build_table(words: Mapping[tuple[str, int], tuple[int, ...]], slots: int) -> NDArray[np.int64]:
+def build_table(words: Mapping[tuple[str, int], tuple[int, ...]], slots: int) -> Int64s:
     """Build a hash table (open addressing, 0 is free) of `words`: [S, 1 + values].
 
     The key of a word, in the first column, is the exclusive or of its hash and the number after it.

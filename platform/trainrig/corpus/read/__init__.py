@@ -6,9 +6,18 @@ from trainrig import storage
 from trainrig.corpus.read import warc_and_arc
 from trainrig.corpus.read.archive_records import ArchiveGrammar, read_archive
 from trainrig.corpus.read.compressed_files import LONGEST_MAGIC
-from trainrig.corpus.read.input_files import File, find_files, find_inputs, read_first_bytes
-from trainrig.corpus.read.input_pieces import InputPiece, cut_pieces, from_json, serialise_piece
-from trainrig.corpus.read.raw_pages import Fields, RawPage, ReadSettings, Unreadable
+from trainrig.corpus.read.input_files import File as File
+from trainrig.corpus.read.input_files import find_files as find_files
+from trainrig.corpus.read.input_files import find_inputs as find_inputs
+from trainrig.corpus.read.input_files import read_first_bytes
+from trainrig.corpus.read.input_pieces import InputPiece as InputPiece
+from trainrig.corpus.read.input_pieces import cut_pieces as cut_pieces
+from trainrig.corpus.read.input_pieces import from_json as from_json
+from trainrig.corpus.read.input_pieces import serialise_piece as serialise_piece
+from trainrig.corpus.read.raw_pages import Fields as Fields
+from trainrig.corpus.read.raw_pages import RawPage as RawPage
+from trainrig.corpus.read.raw_pages import ReadSettings as ReadSettings
+from trainrig.corpus.read.raw_pages import Unreadable as Unreadable
 from trainrig.corpus.read.text_files import read_json, read_jsonl, read_page, read_text
 
 
@@ -41,19 +50,3 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
             yield from read_text(stream, piece.name, reading, begin, end)
         else:
             yield from read_page(stream, piece.name, reading.base_url)
-
-
-__all__ = [
-    "Fields",
-    "File",
-    "InputPiece",
-    "RawPage",
-    "ReadSettings",
-    "Unreadable",
-    "cut_pieces",
-    "find_files",
-    "find_inputs",
-    "from_json",
-    "read",
-    "serialise_piece",
-]

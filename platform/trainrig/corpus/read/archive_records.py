@@ -334,9 +334,7 @@ class _PackedArchive(_Archive):
 
 
 def _iterate_records(
-    stream: compressed_files.Member | compressed_files.WholeFile,
-    name: str,
-    grammar: ArchiveGrammar,
+    stream: compressed_files.Member | compressed_files.WholeFile, name: str, grammar: ArchiveGrammar
 ) -> Iterator[_Found]:
     """Yield the records of one compressed stream, usually one; the stream is read to its end."""
     records = Records(stream.open_stream(), grammar)

@@ -23,6 +23,19 @@ MEMBER_HEAD = 2**13  # bytes of a member that always include its first line
 _MEMBER_HEAD_SHOWN = 2**10  # decompressed bytes of it that are examined
 
 
+State = Literal["open", "whole", "cut", "broken"]
+
+
+class _Source(io.RawIOBase):
+    """Base of decompressed content; after reading, `state` says whether it was whole."""
+
+    damage = ""  # the reason to report if `state` is "broken"
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+
 class Packed:
     """A stream of compressed bytes, read sequentially, to which unused bytes can be returned."""
 
@@ -63,18 +76,18 @@ class Packed:
         return self._rest[:count]
 
 
-class Member(io.RawIOBase):
+class Member(_Source):
     """The decompressed content of the next member of `packed`.
 
     Reading it to its end moves `packed` to after the member.
     """
 
-    damage = "damaged_gzip"  # the reason to report if `state` is "broken"
+    damage = "damaged_gzip"
 
     def __init__(self, packed: Packed) -> None:
         self.start = packed.position
         # "cut": the file ends inside the member; "broken": the bytes are not valid gzip.
-        self.state: Literal["open", "whole", "cut", "broken"] = "open"
+        self.state: State = "open"
         self._packed = packed
         self._decoder = zlib.decompressobj(31)
         packed.peek(MEMBER_HEAD)
@@ -89,10 +102,6 @@ class Member(io.RawIOBase):
         if self.state == "whole":  # the usual case: all of the member is decompressed already
             return io.BytesIO(self._ready)
         return cast(BinaryIO, io.BufferedReader(self, _MEMBER_BLOCK))
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
@@ -171,22 +180,15 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _FRAME_BLOCK = 2**16  # bytes
 _BUFFER = 2**18  # bytes
 
-State = Literal["open", "whole", "cut", "broken"]
 
-
-class WholeFile(io.RawIOBase):
+class WholeFile(_Source):
     """The decompressed content of a whole file; `state` reports damage, nothing raises."""
 
-    damage: str  # the reason to report if `state` is "broken"
     start = 0
 
     def __init__(self, stream: BinaryIO) -> None:
         self.state: State = "open"
         self._stream = stream
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def open_stream(self) -> BinaryIO:
         """Return a buffered stream of the content."""
@@ -300,7 +302,7 @@ class XZ(_Streams):
         return lzma.LZMADecompressor(lzma.FORMAT_XZ)
 
 
-class Members(io.RawIOBase):
+class Members(_Source):
     """The decompressed content of all gzip members of a file, concatenated."""
 
     damage = "damaged_gzip"
@@ -314,10 +316,6 @@ class Members(io.RawIOBase):
         """State of the member being read; at the end, of the last one."""
         return self._member.state
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
         while (count := self._member.readinto(buffer)) == 0 and self.state == "whole":
@@ -327,18 +325,13 @@ class Members(io.RawIOBase):
         return count
 
 
-class Plain(io.RawIOBase):
+class Plain(_Source):
     """A file that is not compressed, and so never damaged."""
 
-    damage = ""
     state: State = "whole"
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
 
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""

@@ -26,10 +26,10 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fastwarc.stream_io import ZstdReader
 
@@ -130,6 +130,8 @@ def _is_object(text: bytes) -> bool:
         return False
 
 
+_Item = TypeVar("_Item")
+
 PIECES = 256  # number of pieces per source, within the limits of a piece's size:
 SMALLEST_PIECE = 4 * 2**20  # bytes
 LARGEST_PIECE = 64 * 2**20  # bytes
@@ -167,7 +169,9 @@ def cut_pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputP
     size = reading.piece_bytes or choose_piece_size(files)
     with ThreadPoolExecutor(_THREADS) as threads:
         cut = list(threads.map(lambda file: _cut_file(file, reading, size), files))
-    return list(_group_pieces(itertools.chain.from_iterable(cut), size))
+    pieces = itertools.chain.from_iterable(cut)
+    groups = _iterate_runs(pieces, lambda piece: piece[1] + OPENING, size)
+    return [[piece for piece, _ in group] for group in groups]
 
 
 def choose_piece_size(files: Sequence[File]) -> int:
@@ -202,35 +206,26 @@ def _cut_by_row_groups(
 ) -> list[tuple[InputPiece, int]]:
     found = []
     begin = 0
-    for group in _iterate_runs(bytes_of, size):
+    for group in _iterate_runs(bytes_of, int, size):
         piece = dataclasses.replace(whole, begin=begin, end=begin + len(group))
         found.append((piece, sum(group)))
         begin += len(group)
     return found or [(whole, 0)]
 
 
-def _iterate_runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Yield runs of neighbours that together have at most `limit`."""
-    run: list[int] = []
-    for size in sizes:
-        if run and sum(run) + size > limit:
+def _iterate_runs(
+    items: Iterable[_Item], weigh: Callable[[_Item], int], limit: int
+) -> Iterator[list[_Item]]:
+    """Yield runs of neighbours that together weigh at most `limit`."""
+    run: list[_Item] = []
+    filled = 0
+    for item in items:
+        weight = weigh(item)
+        if run and filled + weight > limit:
             yield run
             run = []
-        run.append(size)
+            filled = 0
+        run.append(item)
+        filled += weight
     if run:
         yield run
-
-
-def _group_pieces(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[list[InputPiece]]:
-    group: list[InputPiece] = []
-    filled = 0
-    for piece, bytes_ in cut:
-        weight = bytes_ + OPENING
-        if group and filled + weight > size:
-            yield group
-            group = []
-            filled = 0
-        group.append(piece)
-        filled += weight
-    if group:
-        yield group

@@ -190,9 +190,7 @@ def draw_matches(near: MinHash) -> ChartFacts:
     }
 
 
-def _mark_differences(
-    pair: curation_tallies.PairRow,
-) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def _mark_differences(pair: curation_tallies.PairRow) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     gone, stayed = find_differences(pair.text, pair.kept_text)
     # the end of an excerpt is no difference
     if max(len(pair.text), len(pair.kept_text)) >= curation_tallies.EXCERPT:

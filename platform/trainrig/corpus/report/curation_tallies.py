@@ -31,16 +31,16 @@ MOST_PAIRS = 3  # pairs in a report
 EXCERPT = 2000  # characters of each text
 
 
-@dataclass(frozen=True, order=True)
-class LikePair:
-    """A dropped document and the kept one that it duplicates, as they were compared."""
+@dataclass(frozen=True)
+class PairRow:
+    """A near-duplicate, and the document kept in its place, as they were compared."""
 
     id: str  # id of the dropped document
     url: str
     text: str
     kept_url: str
     kept_text: str
-    similarity: float
+    similarity: float  # Jaccard similarity of their shingles
 
 
 class LikePairs:
@@ -74,7 +74,7 @@ class LikePairs:
         """Return the pairs as JSON objects."""
         return [
             asdict(
-                LikePair(
+                PairRow(
                     **self._rows[fell],
                     kept_url=self._rows[kept]["url"],
                     kept_text=self._rows[kept]["text"],
@@ -145,18 +145,6 @@ class SampleRow:
     url: str
     language: str
     text: str
-
-
-@dataclass(frozen=True)
-class PairRow:
-    """A near-duplicate, and the document kept in its place."""
-
-    id: str  # id of the dropped document
-    url: str
-    text: str
-    kept_url: str
-    kept_text: str
-    similarity: float  # Jaccard similarity of their shingles
 
 
 @dataclass(frozen=True)

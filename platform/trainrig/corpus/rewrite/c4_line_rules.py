@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import (
     JAVASCRIPT,
@@ -98,7 +98,7 @@ class C4Lines(Settings):
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
-    def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
+    def apply_to_batch(self, batch: TextBatch) -> tuple[TextBatch, Int64s]:
         """Apply the rules to many texts; return the kept texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
         rules = _Rules(
@@ -112,7 +112,7 @@ class C4Lines(Settings):
         )
         kept = TextBatch(*map(np.empty_like, batch))
         counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
-        _apply_rules(*batch, build_character_tables().lower, rules, *kept, counts)
+        _apply_rules(batch, build_character_tables().lower, rules, kept, counts)
         end = kept.starts_D1[-1]
         return TextBatch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
 
@@ -133,16 +133,10 @@ _LONG, _UNENDED, _FEW, _JAVASCRIPT, _POLICY, _LOREM, _CURLY, _CITED = range(8)
 
 @compile_nogil
 def _apply_rules(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
-    rules: _Rules,
-    kept_codes: NDArray[np.uint32],
-    kept_classes: NDArray[np.uint16],
-    kept_texts: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    batch: TextBatch, lower: UInt32s, rules: _Rules, kept: TextBatch, counts: Int64s
 ) -> None:
+    codes, classes, texts = batch
+    kept_codes, kept_classes, kept_texts = kept
     to = 0
     kept_texts[0] = 0
     for text in range(len(texts) - 1):
@@ -200,7 +194,7 @@ def _apply_rules(
 
 
 @compile_nogil
-def _is_ended(codes: NDArray[np.uint32], start: int, end: int, by_apostrophe: bool) -> bool:
+def _is_ended(codes: UInt32s, start: int, end: int, by_apostrophe: bool) -> bool:
     if start == end or ends_in_dots(codes, start, end):
         return False
     return codes[end - 1] in _END_MARKS or (by_apostrophe and codes[end - 1] == _APOSTROPHE)

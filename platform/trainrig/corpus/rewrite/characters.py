@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import UInt8s
 
 _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 # Controls but tab and line end; soft hyphen, zero-width space, word joiner and byte-order mark.
@@ -173,7 +173,7 @@ def load_fixer() -> Callable[[str], str]:
 
 
 @functools.cache
-def _build_mojibake_classes() -> NDArray[np.uint8]:
+def _build_mojibake_classes() -> UInt8s:
     """Classify each code point as an indication alone, or only beside another non-ASCII one."""
     from ftfy.badness import MOJIBAKE_CATEGORIES
 

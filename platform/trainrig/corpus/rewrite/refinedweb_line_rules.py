@@ -14,14 +14,14 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 
 _PLANES = 0x20000  # code points above this are no upper case, digits or white space
@@ -31,15 +31,14 @@ _DIGIT = 4
 _NEW_LINE = 0x0A
 
 
-@dataclass(frozen=True)
-class LineShapes:
+class LineShapes(NamedTuple):
     r"""Counts for each line of a text, as split by `text.split("\n")`."""
 
-    visible: NDArray[np.int64]  # characters that are not white space
-    capitals: NDArray[np.int64]  # characters with str.isupper
-    digits: NDArray[np.int64]  # characters with str.isdigit
-    words: NDArray[np.int64]  # runs of visible characters
-    lengths: NDArray[np.int64]  # characters, from the first visible one to the last
+    visible: Int64s  # characters that are not white space
+    capitals: Int64s  # characters with str.isupper
+    digits: Int64s  # characters with str.isdigit
+    words: Int64s  # runs of visible characters
+    lengths: Int64s  # characters, from the first visible one to the last
 
     @classmethod
     def of(cls, text: str) -> "LineShapes":
@@ -49,9 +48,7 @@ class LineShapes:
 
 
 @compile_nogil
-def _count_line_characters(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int
-) -> NDArray[np.int64]:
+def _count_line_characters(codes: UInt32s, classes: UInt8s, lines: int) -> Int64s:
     """Count visible characters, capitals, digits, words and length of each line: [5, lines]."""
     counts = np.empty((5, lines), np.int64)
     place = 0
@@ -85,7 +82,7 @@ def _count_line_characters(
 
 
 @functools.cache
-def _build_character_classes() -> NDArray[np.uint8]:
+def _build_character_classes() -> UInt8s:
     classes = np.zeros(_PLANES + 1, np.uint8)
     for code in range(_PLANES):
         sign = chr(code)
@@ -174,15 +171,7 @@ class RefinedWebLines(Settings):
         """Return for each line the first rule that it breaks, as 1 + its index in _RULES, or 0."""
         broken = np.empty(len(lines), np.int8)
         suspects = _apply_line_rules(
-            shapes.visible,
-            shapes.capitals,
-            shapes.digits,
-            shapes.words,
-            shapes.lengths,
-            self.max_upper_case,
-            self.numeric,
-            self.min_words,
-            broken,
+            shapes, self.max_upper_case, self.numeric, self.min_words, broken
         )
         if self.counters:
             for at in suspects.tolist():
@@ -214,17 +203,14 @@ class RefinedWebLines(Settings):
 
 @compile_nogil
 def _apply_line_rules(
-    visible: NDArray[np.int64],
-    capitals: NDArray[np.int64],
-    digits: NDArray[np.int64],
-    words: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    shapes: LineShapes,
     max_upper_case: float,
     numeric: bool,
     min_words: int,
     broken: NDArray[np.int8],
-) -> NDArray[np.int64]:
+) -> Int64s:
     """Fill `broken` except for the rule about counters; return the lines to check for that rule."""
+    visible, capitals, digits, words, lengths = shapes
     suspects = np.empty(len(broken), np.int64)
     count = 0
     for line in range(len(broken)):

@@ -13,8 +13,8 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt16s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.line_signals import ends_in_dots
 from trainrig.corpus.signals.text_arrays import (
@@ -51,9 +51,7 @@ class C4Line(NamedTuple):
 
 
 @compile_nogil
-def find_line(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
-) -> C4Line:
+def find_line(codes: UInt32s, classes: UInt16s, place: int, end_of_text: int) -> C4Line:
     """Return the line that begins at `place`."""
     start = place
     end = place
@@ -84,7 +82,7 @@ def find_line(
 
 
 @compile_nogil
-def count_words(classes: NDArray[np.uint16]) -> int:
+def count_words(classes: UInt16s) -> int:
     """Count the runs of characters without white space."""
     words = 0
     in_word = False
@@ -97,8 +95,8 @@ def count_words(classes: NDArray[np.uint16]) -> int:
 
 @compile_nogil
 def remove_citations(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
+    codes: UInt32s, classes: UInt16s, start: int, end: int
+) -> tuple[UInt32s, UInt16s, int]:
     """Remove [1], [], [edit] and [citation needed] from a line; return also their number."""
     kept = np.empty(end - start, np.int64)
     count = 0
@@ -117,7 +115,7 @@ def remove_citations(
 
 
 @compile_nogil
-def _measure_citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
+def _measure_citation(codes: UInt32s, start: int, end: int) -> int:
     """Return the length of the citation at `start`, or 0 if there is none."""
     place = start + 1
     while place < end and _is_decimal(codes[place]):
@@ -174,7 +172,7 @@ _KELVIN = np.uint32(0x212A)  # the only non-ASCII sign whose lower case is one o
 
 
 @compile_nogil
-def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+def may_have_phrases(codes: UInt32s, start: int, end: int) -> bool:
     """Return False if no three consecutive characters occur in one of the phrases."""
     some = codes[start:end]
     found = 0
@@ -194,7 +192,7 @@ def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 
 @compile_nogil
-def find_phrases(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
+def find_phrases(codes: UInt32s, lower: UInt32s, start: int, end: int) -> int:
     """Return the flags of all phrases in `start` to `end`; `lower` is the lower-case table."""
     found = 0
     for place in range(start, end):
@@ -229,9 +227,7 @@ _FULL_WIDTH = 0x3000  # first code point of full-width marks
 
 
 @compile_nogil
-def count_sentences(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
-) -> int:
+def count_sentences(codes: UInt32s, classes: UInt16s, start: int, end: int) -> int:
     """Count the sentences of the line from `start` to `end`, which must have no outer space."""
     found = 1
     place = start
@@ -260,26 +256,21 @@ _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
 class C4Counts(NamedTuple):
     """Counts for each text."""
 
-    sentences: NDArray[np.int64]  # on lines of 5 or more words with an end mark
-    sentences_any_end: NDArray[np.int64]  # on lines of 3 or more words, with or without an end mark
-    lorem_ipsum: NDArray[np.int64]  # lines that contain "lorem ipsum"
+    sentences: Int64s  # on lines of 5 or more words with an end mark
+    sentences_any_end: Int64s  # on lines of 3 or more words, with or without an end mark
+    lorem_ipsum: Int64s  # lines that contain "lorem ipsum"
 
 
 def count_c4(batch: TextBatch) -> C4Counts:
     """Count the sentences on lines that C4 keeps, and lines with "lorem ipsum"."""
     found = np.zeros((len(C4Counts._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_kept_lines(*batch, build_character_tables().lower, found)
+    _count_kept_lines(batch, build_character_tables().lower, found)
     return C4Counts(*found)
 
 
 @compile_nogil
-def _count_kept_lines(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
-    found: NDArray[np.int64],
-) -> None:
+def _count_kept_lines(batch: TextBatch, lower: UInt32s, found: Int64s) -> None:
+    codes, classes, texts = batch
     for text in range(len(texts) - 1):
         place = texts[text]
         speaks = may_have_phrases(codes, place, texts[text + 1])
@@ -306,14 +297,14 @@ def _count_kept_lines(
 
 @compile_nogil
 def _count_line(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
+    codes: UInt32s,
+    classes: UInt16s,
     start: int,
     end: int,
     words_before: int,
     words: int,
     speaks: bool,
-    lower: NDArray[np.uint32],
+    lower: UInt32s,
 ) -> tuple[int, int, int]:
     """Return what a line adds to each count.
 

@@ -8,14 +8,15 @@ with as many equal signs.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     BULLET,
     DASH,
     SPACE,
     TERMINAL,
+    Seen,
     TextBatch,
     allocate_seen,
     compute_table_size,
@@ -29,20 +30,20 @@ _NEW_LINE = 10
 class Pieces(NamedTuple):
     """The lines, or the paragraphs, in order. Shapes: P pieces, D texts."""
 
-    starts_P: NDArray[np.int64]  # offsets in the batch, without the white space around the piece
-    ends_P: NDArray[np.int64]
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first piece of each text; the last entry is P
+    starts_P: Int64s  # offsets in the batch, without the white space around the piece
+    ends_P: Int64s
+    firsts_D1: Int64s  # [D + 1] the first piece of each text; the last entry is P
 
 
 class RepeatedPieces(NamedTuple):
     """Counts for each text."""
 
-    pieces: NDArray[np.int64]
-    characters: NDArray[np.int64]
-    duplicates: NDArray[np.int64]  # pieces equal to an earlier one
-    duplicate_characters: NDArray[np.int64]
+    pieces: Int64s
+    characters: Int64s
+    duplicates: Int64s  # pieces equal to an earlier one
+    duplicate_characters: Int64s
     # most consecutive equal pieces with the same indentation
-    longest_run: NDArray[np.int64]
+    longest_run: Int64s
 
 
 def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
@@ -52,7 +53,7 @@ def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     starts = np.empty((2, room), np.int64)
     ends = np.empty((2, room), np.int64)
     firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
-    _split_lines(*batch, starts, ends, firsts)
+    _split_lines(batch, starts, ends, firsts)
     lines, paragraphs = (
         Pieces(starts[kind, : firsts[kind, -1]], ends[kind, : firsts[kind, -1]], firsts[kind])
         for kind in range(2)
@@ -65,20 +66,14 @@ def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
-    _count_repeated(batch.codes_C, batch.starts_D1, *pieces, *table, found)
+    _count_repeated(batch, pieces, table, found)
     return RepeatedPieces(*found)
 
 
 @compile_nogil
-def _split_lines(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    texts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-) -> None:
+def _split_lines(batch: TextBatch, starts: Int64s, ends: Int64s, firsts: Int64s) -> None:
     """Split at white space: with a new line for lines, with two or more for paragraphs."""
+    codes, classes, texts = batch
     line = 0
     paragraph = 0
     for text in range(len(texts) - 1):
@@ -108,7 +103,7 @@ def _split_lines(
 
 
 @compile_nogil
-def _count_indent(codes: NDArray[np.uint32], start: int, first: int) -> int:
+def _count_indent(codes: UInt32s, start: int, first: int) -> int:
     """Return the number of characters before `start` on its line; the text begins at `first`."""
     place = start
     while place > first and codes[place - 1] != _NEW_LINE:
@@ -117,17 +112,9 @@ def _count_indent(codes: NDArray[np.uint32], start: int, first: int) -> int:
 
 
 @compile_nogil
-def _count_repeated(
-    codes: NDArray[np.uint32],
-    text_starts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    found: NDArray[np.int64],
-) -> None:
+def _count_repeated(batch: TextBatch, pieces: Pieces, table: Seen, found: Int64s) -> None:
+    codes = batch.codes_C
+    starts, ends, firsts = pieces
     for text in range(len(firsts) - 1):
         first = firsts[text]
         end = firsts[text + 1]
@@ -142,14 +129,14 @@ def _count_repeated(
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
             key = hash_characters(codes, starts[piece], ends[piece])
-            indent = _count_indent(codes, starts[piece], text_starts[text])
+            indent = _count_indent(codes, starts[piece], batch.starts_D1[text])
             run = run + 1 if key == before and indent == indent_before and run > 0 else 1
             before = key
             indent_before = indent
             longest = max(longest, run)
             characters += length
-            place = count_again(keys, stamps, counts, text + 1, size, key)
-            if counts[place] > 1:
+            place = count_again(table, text + 1, size, key)
+            if table.counts[place] > 1:
                 duplicates += 1
                 duplicate_characters += length
         found[0, text] = end - first
@@ -167,21 +154,21 @@ _ELLIPSIS = 0x2026
 class LineEnds(NamedTuple):
     """Counts of lines of each text, by kind."""
 
-    bullets: NDArray[np.int64]  # lines that start with a bullet
-    ellipses: NDArray[np.int64]  # lines that end with "..." or "…"
-    terminals: NDArray[np.int64]  # lines that end with a mark such as ".", but not "..."
-    short: NDArray[np.int64]  # lines of at most SHORT_LINE characters
+    bullets: Int64s  # lines that start with a bullet
+    ellipses: Int64s  # lines that end with "..." or "…"
+    terminals: Int64s  # lines that end with a mark such as ".", but not "..."
+    short: Int64s  # lines of at most SHORT_LINE characters
 
 
 def count_line_ends(batch: TextBatch, lines: Pieces) -> LineEnds:
     """Count the lines of each text by kind."""
     found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_line_ends(batch.codes_C, batch.classes_C, *lines, found)
+    _count_line_ends(batch, lines, found)
     return LineEnds(*found)
 
 
 @compile_nogil
-def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+def ends_in_dots(codes: UInt32s, start: int, end: int) -> bool:
     """Return whether the characters `start` to `end` end with "..."."""
     return (
         end - start >= 3
@@ -192,14 +179,10 @@ def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 
 @compile_nogil
-def _count_line_ends(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    found: NDArray[np.int64],
-) -> None:
+def _count_line_ends(batch: TextBatch, lines: Pieces, found: Int64s) -> None:
+    codes = batch.codes_C
+    classes = batch.classes_C
+    starts, ends, firsts = lines
     for text in range(len(firsts) - 1):
         for line in range(firsts[text], firsts[text + 1]):
             start = starts[line]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float64s, Int32s, Int64s, UInt16s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 
 SPACE = 1  # str.isspace
@@ -69,8 +70,8 @@ _SYLLABLE_NAMES = ("THAI", "LAO", "KHMER", "MYANMAR")
 class Characters(NamedTuple):
     """Tables indexed by code point."""
 
-    classes: NDArray[np.uint16]  # flags as above
-    lower: NDArray[np.uint32]  # code point in lower case; CAPITAL_* need additional code
+    classes: UInt16s  # flags as above
+    lower: UInt32s  # code point in lower case; CAPITAL_* need additional code
 
 
 @functools.cache
@@ -126,9 +127,9 @@ def _is_named(character: str, scripts: tuple[str, ...]) -> bool:
 class TextBatch(NamedTuple):
     """The characters of all texts, concatenated. Shapes: C characters, D texts."""
 
-    codes_C: NDArray[np.uint32]  # code points
-    classes_C: NDArray[np.uint16]  # flags of the constants above
-    starts_D1: NDArray[np.int64]  # [D + 1] where each text starts; the last entry is C
+    codes_C: UInt32s  # code points
+    classes_C: UInt16s  # flags of the constants above
+    starts_D1: Int64s  # [D + 1] where each text starts; the last entry is C
 
 
 def build_batch(texts: Sequence[str]) -> TextBatch:
@@ -142,9 +143,7 @@ def build_batch(texts: Sequence[str]) -> TextBatch:
 
 
 @compile_nogil
-def _classify_codes(
-    codes: NDArray[np.uint32], table: NDArray[np.uint16], classes: NDArray[np.uint16]
-) -> None:
+def _classify_codes(codes: UInt32s, table: UInt16s, classes: UInt16s) -> None:
     # Indexing with numpy would first convert every code to 64 bits.
     for place in range(len(codes)):
         classes[place] = table[codes[place]]
@@ -163,9 +162,9 @@ _31 = np.uint64(31)
 class Seen(NamedTuple):
     """Open-addressing hash table that is empty for each new generation (from 1), uncleared."""
 
-    keys: NDArray[np.uint64]
-    stamps: NDArray[np.int64]  # the generation that wrote each slot
-    counts: NDArray[np.int32]
+    keys: UInt64s
+    stamps: Int64s  # the generation that wrote each slot
+    counts: Int32s
 
 
 def allocate_seen(most: int) -> Seen:
@@ -192,7 +191,7 @@ def mix_bits(value: np.uint64) -> np.uint64:
 
 
 @compile_nogil
-def hash_characters(codes: NDArray[np.uint32], start: int, end: int) -> np.uint64:
+def hash_characters(codes: UInt32s, start: int, end: int) -> np.uint64:
     """Hash the characters `start` to `end`."""
     found = SEED
     for place in range(start, end):
@@ -201,15 +200,9 @@ def hash_characters(codes: NDArray[np.uint32], start: int, end: int) -> np.uint6
 
 
 @compile_nogil
-def count_again(
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    generation: int,
-    size: int,
-    key: np.uint64,
-) -> np.int64:
+def count_again(table: Seen, generation: int, size: int, key: np.uint64) -> np.int64:
     """Increment the count of `key`, 1 if it is new; return its slot among the first `size`."""
+    keys, stamps, counts = table
     place = np.int64(key & np.uint64(size - 1))
     while stamps[place] == generation and keys[place] != key:
         place = (place + 1) & (size - 1)
@@ -222,7 +215,7 @@ def count_again(
     return place
 
 
-def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
+def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> Float64s:
     """Compute `round(part / whole, 4)` of integers exactly; 0 where the whole is 0."""
     parts = parts.astype(np.int64)
     wholes = wholes.astype(np.int64)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.c4_signals import count_c4
 from trainrig.corpus.signals.line_signals import (
@@ -44,27 +45,23 @@ _ELLIPSIS = 0x2026
 class Marks(NamedTuple):
     """Counts for each text."""
 
-    symbols: NDArray[np.int64]  # characters of Unicode categories P and S
-    hashes: NDArray[np.int64]  # "#"
-    ellipses: NDArray[np.int64]  # "..." or "…"
-    new_lines: NDArray[np.int64]
-    curly_brackets: NDArray[np.int64]  # "{"
+    symbols: Int64s  # characters of Unicode categories P and S
+    hashes: Int64s  # "#"
+    ellipses: Int64s  # "..." or "…"
+    new_lines: Int64s
+    curly_brackets: Int64s  # "{"
 
 
 def count_marks(batch: TextBatch) -> Marks:
     """Count the signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
-    _count_marks(*batch, found)
+    _count_marks(batch, found)
     return Marks(*found)
 
 
 @compile_nogil
-def _count_marks(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    found: NDArray[np.int64],
-) -> None:
+def _count_marks(batch: TextBatch, found: Int64s) -> None:
+    codes, classes, starts = batch
     for text in range(len(starts) - 1):
         symbols = 0
         hashes = 0

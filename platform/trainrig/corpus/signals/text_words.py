@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt16s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
     CAPITAL_I_WITH_DOT,
@@ -46,13 +46,13 @@ IDEOGRAMS_A_WORD = 2
 SYLLABLES_A_WORD = 4
 
 
-def are_unspaced(languages: Sequence[str]) -> NDArray[np.bool_]:
+def are_unspaced(languages: Sequence[str]) -> Bools:
     """Mark the `languages` (ISO 639 codes) that are written without spaces."""
     return np.fromiter((language in UNSPACED for language in languages), bool, len(languages))
 
 
 @compile_nogil
-def find_unspaced_end(classes: NDArray[np.uint16], start: int, end: int) -> int:
+def find_unspaced_end(classes: UInt16s, start: int, end: int) -> int:
     """Return the end of the word that starts at `start`; `end` is the next white space."""
     script = classes[start] & (IDEOGRAM | SYLLABLE)
     place = start + 1
@@ -76,11 +76,11 @@ def find_unspaced_end(classes: NDArray[np.uint16], start: int, end: int) -> int:
 class BatchWords(NamedTuple):
     """The words of a batch, in order. Shapes: W words, D texts."""
 
-    hashes_W: NDArray[np.uint64]  # hashes of the lower-case words
-    before_W1: NDArray[np.int64]  # [W + 1] total characters of the words before each, in lower case
-    ends_W: NDArray[np.int64]  # end of each word in the batch
-    lettered_W: NDArray[np.bool_]  # True if the word contains a letter
-    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last entry is W
+    hashes_W: UInt64s  # hashes of the lower-case words
+    before_W1: Int64s  # [W + 1] total characters of the words before each, in lower case
+    ends_W: Int64s  # end of each word in the batch
+    lettered_W: Bools  # True if the word contains a letter
+    firsts_D1: Int64s  # [D + 1] the first word of each text; the last entry is W
 
 
 def split_words(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
@@ -93,24 +93,16 @@ def split_words(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     firsts = np.zeros(len(batch.starts_D1), np.int64)
     unspaced = are_unspaced(languages)
     lower = build_character_tables().lower
-    _split_text_words(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
+    words = BatchWords(hashes, before, ends, lettered, firsts)
+    _split_text_words(batch, lower, unspaced, words)
     count = int(firsts[-1])
     return BatchWords(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
 
 
 @compile_nogil
-def _split_text_words(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    lower: NDArray[np.uint32],
-    unspaced: NDArray[np.bool_],
-    hashes: NDArray[np.uint64],
-    before: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    lettered: NDArray[np.bool_],
-    firsts: NDArray[np.int64],
-) -> None:
+def _split_text_words(batch: TextBatch, lower: UInt32s, unspaced: Bools, words: BatchWords) -> None:
+    codes, classes, starts = batch
+    hashes, before, ends, lettered, firsts = words
     word = 0
     for text in range(len(starts) - 1):
         start = starts[text]
@@ -151,7 +143,7 @@ def _split_text_words(
 
 
 @compile_nogil
-def _lower_sigma(classes: NDArray[np.uint16], start: int, place: int, end: int) -> int:
+def _lower_sigma(classes: UInt16s, start: int, place: int, end: int) -> int:
     """Return the sigma that `str.lower` writes for the capital at `place`, in `start` to `end`."""
     left = place - 1
     while left >= start and classes[left] & IGNORABLE:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signals.text_arrays import (
+    Seen,
     allocate_seen,
     build_batch,
     compute_table_size,
@@ -33,8 +34,8 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to 
 class Repetition(NamedTuple):
     """Characters of words in repeated n-grams, for each text."""
 
-    tops: NDArray[np.int64]  # [D, 3] in all occurrences of the most frequent n-gram, n = 2, 3, 4
-    duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that occurred before, n = 5 to 10
+    tops: Int64s  # [D, 3] in all occurrences of the most frequent n-gram, n = 2, 3, 4
+    duplicates: Int64s  # [D, 6] inside n-grams that occurred before, n = 5 to 10
 
 
 def measure_repetition(words: BatchWords) -> Repetition:
@@ -54,26 +55,22 @@ def measure_repetition(words: BatchWords) -> Repetition:
     positions = np.empty(most, np.int64)
     places = np.empty(most, np.int64)
     grams = np.empty(most, np.uint64)
-    _count_repetition(
-        words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found
-    )
+    _count_repetition(words, table, positions, places, grams, found)
     return found
 
 
 @compile_nogil
 def _count_repetition(
-    hashes: NDArray[np.uint64],
-    before: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    stamps: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    positions: NDArray[np.int64],
-    places: NDArray[np.int64],
-    grams: NDArray[np.uint64],
-    tops: NDArray[np.int64],
-    duplicates: NDArray[np.int64],
+    words: BatchWords,
+    table: Seen,
+    positions: Int64s,
+    places: Int64s,
+    grams: UInt64s,
+    found: Repetition,
 ) -> None:
+    hashes = words.hashes_W
+    before = words.before_W1
+    firsts = words.firsts_D1
     generation = 0
     for text in range(len(firsts) - 1):
         first = firsts[text]
@@ -93,22 +90,22 @@ def _count_repetition(
                 if word + n > end:
                     break
                 gram = mix_bits(grams[index] * _MULTIPLIER + hashes[word + n - 1])
-                place = count_again(keys, stamps, counts, generation, size, gram)
+                place = count_again(table, generation, size, gram)
                 positions[looked_at] = word
                 places[looked_at] = place
                 grams[looked_at] = gram
                 looked_at += 1
-                if counts[place] > 1:
-                    most = max(most, counts[place])
+                if table.counts[place] > 1:
+                    most = max(most, table.counts[place])
                     if n >= DUPLICATES[0]:
                         covered = max(covered, word)
                         column = n - DUPLICATES[0]
-                        duplicates[text, column] += before[word + n] - before[covered]
+                        found.duplicates[text, column] += before[word + n] - before[covered]
                         covered = word + n
             alive = 0
             longest = 0
             for index in range(looked_at):
-                count = counts[places[index]]
+                count = table.counts[places[index]]
                 if count == 1:
                     continue
                 word = positions[index]
@@ -118,7 +115,7 @@ def _count_repetition(
                 grams[alive] = grams[index]
                 alive += 1
             if n <= TOPS[-1]:
-                tops[text, n - TOPS[0]] = most * longest
+                found.tops[text, n - TOPS[0]] = most * longest
             if alive == 0:
                 break
 
@@ -166,18 +163,18 @@ LANGUAGES = tuple(STOP_WORDS)
 class _StopWordTable(NamedTuple):
     """Hash table (open addressing): (language, word) → the word's number in its language, or -1."""
 
-    keys: NDArray[np.uint64]
-    numbers: NDArray[np.int64]
+    keys: UInt64s
+    numbers: Int64s
 
 
-def count_stop_words(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
+def count_stop_words(words: BatchWords, languages: Sequence[str]) -> Int64s:
     """Count the different stop words of its language in each text; 0 without a list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
     known = np.fromiter(
         (numbers.get(language, -1) for language in languages), np.int64, len(languages)
     )
     found = np.zeros(len(languages), np.int64)
-    _count_stop_words(words.hashes_W, words.firsts_D1, known, *_build_stop_word_table(), found)
+    _count_stop_words(words, known, _build_stop_word_table(), found)
     return found
 
 
@@ -193,7 +190,7 @@ def _build_stop_word_table() -> _StopWordTable:
     hashes = split_words(build_batch([word for *_, word in listed]), [""] * len(listed)).hashes_W
     for (language, number, _), word in zip(listed, hashes, strict=True):
         key = np.uint64(_hash_key(word, language))
-        place = _find_place(*table, key)
+        place = _find_place(table, key)
         table.keys[place] = key
         table.numbers[place] = number
     return table
@@ -205,7 +202,8 @@ def _hash_key(word: np.uint64, language: int) -> np.uint64:
 
 
 @compile_nogil
-def _find_place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
+def _find_place(table: _StopWordTable, key: np.uint64) -> np.int64:
+    keys, numbers = table
     place = np.int64(key & np.uint64(len(keys) - 1))
     while numbers[place] >= 0 and keys[place] != key:
         place = (place + 1) & (len(keys) - 1)
@@ -214,21 +212,18 @@ def _find_place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.ui
 
 @compile_nogil
 def _count_stop_words(
-    words: NDArray[np.uint64],
-    firsts: NDArray[np.int64],
-    languages: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    numbers: NDArray[np.int64],
-    found: NDArray[np.int64],
+    words: BatchWords, languages: Int64s, table: _StopWordTable, found: Int64s
 ) -> None:
     for text in range(len(languages)):
         if languages[text] < 0:
             continue
         met = np.uint64(0)  # one bit for each word of the list
-        for word in range(firsts[text], firsts[text + 1]):
-            place = _find_place(keys, numbers, _hash_key(words[word], languages[text]))
-            if numbers[place] >= 0:
-                bit = np.uint64(1) << np.uint64(numbers[place])
+        for word in range(words.firsts_D1[text], words.firsts_D1[text + 1]):
+            number = table.numbers[
+                _find_place(table, _hash_key(words.hashes_W[word], languages[text]))
+            ]
+            if number >= 0:
+                bit = np.uint64(1) << np.uint64(number)
                 if met & bit == np.uint64(0):
                     met |= bit
                     found[text] += 1

@@ -9,8 +9,8 @@ import re
 
 import datasketch
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import UInt64s
 from trainrig.corpus.signatures import normalised_texts
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLES_A_WORD
@@ -26,7 +26,7 @@ _UNSPACED = normalised_texts.IDEOGRAM | normalised_texts.SYLLABLE
 
 def compute_datasketch_signatures(
     texts: normalised_texts.NormalisedTexts, settings: MinHash
-) -> NDArray[np.uint64]:
+) -> UInt64s:
     """Return the MinHash values of each text as [texts, bands x rows]."""
     rows = settings.bands * settings.rows
     empty = datasketch.MinHash(rows, settings.seed, scheme=SCHEMES[settings.scheme])

@@ -9,10 +9,10 @@ a pair that shares no key is not found.
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Float64s
 
 
 def compute_match_probability(similarity: float, bands: int, rows: int) -> float:
@@ -96,7 +96,7 @@ class MinHash(Settings):
         return compute_match_probability(similarity, self.bands, self.rows)
 
 
-def compute_match_curve(settings: MinHash) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def compute_match_curve(settings: MinHash) -> tuple[Float64s, Float64s]:
     """Return the similarities 0, 0.01, …, 1 and the probability that each shares a band key."""
     similarities = np.arange(101) / 100
     return similarities, 1 - (1 - similarities**settings.rows) ** settings.bands

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt8s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 
 CODE = 0x1FFFFF  # bits of the code point
@@ -63,7 +63,7 @@ _COMPOSED = (  # blocks with composed characters, except ideograms and Hangul sy
 
 
 @functools.cache
-def build_letter_table() -> NDArray[np.uint32]:
+def build_letter_table() -> UInt32s:
     """Return the table, indexed by code point.
 
     The first call takes 0.1 s.
@@ -109,9 +109,7 @@ def _list_composable() -> list[int]:
 
 
 @compile_nogil
-def read_letter(
-    data: NDArray[np.uint8], place: int, table: NDArray[np.uint32]
-) -> tuple[np.uint32, int]:
+def read_letter(data: UInt8s, place: int, table: UInt32s) -> tuple[np.uint32, int]:
     """Return the table entry of the UTF-8 character at `place`, and the place of the next one."""
     byte = data[place]
     if byte < 0x80:
@@ -137,8 +135,8 @@ class NormalisedTexts(NamedTuple):
     already. All others are unchanged.
     """
 
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]  # [texts + 1] start of each text; the last entry is the end of all
+    data: UInt8s
+    starts: Int64s  # [texts + 1] start of each text; the last entry is the end of all
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
@@ -194,12 +192,7 @@ def _read_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
 
 
 @compile_nogil
-def _find_special_capitals(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    capitals: NDArray[np.uint8],
-    found: NDArray[np.bool_],
-) -> None:
+def _find_special_capitals(data: UInt8s, starts: Int64s, capitals: UInt8s, found: Bools) -> None:
     """Mark in `found` the texts that contain one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
         # The compiler vectorises the loop over a view whose positions start at 0.
@@ -217,12 +210,7 @@ DIGEST = 16  # bytes of a digest
 _BLANK = np.uint8(32)
 
 
-def hash_text(text: str) -> bytes:
-    """Return the digest of one text."""
-    return hash_texts(NormalisedTexts.of([text])).tobytes()
-
-
-def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
+def hash_texts(texts: NormalisedTexts) -> UInt8s:
     """Return the 16-byte BLAKE2b digest of each text, as [texts, 16].
 
     Texts are digested in NFC and lower case, with each run of white space as one space.
@@ -230,15 +218,7 @@ def hash_texts(texts: NormalisedTexts) -> NDArray[np.uint8]:
     folded = np.empty(_estimate_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
     unsettled = np.empty(len(ends), np.bool_)
-    _fold(
-        texts.data,
-        texts.starts,
-        build_letter_table(),
-        _build_ascii_table(),
-        folded,
-        ends,
-        unsettled,
-    )
+    _fold(texts, build_letter_table(), _build_ascii_table(), folded, ends, unsettled)
     digests = []
     start = 0
     whole = folded.data
@@ -260,7 +240,7 @@ def _estimate_room(texts: NormalisedTexts) -> int:
 
 
 @functools.cache
-def _build_ascii_table() -> NDArray[np.uint8]:
+def _build_ascii_table() -> UInt8s:
     """Return each ASCII character [128] in lower case, with white space as a space."""
     table = build_letter_table()[:128]
     found = np.where(table & SPACE, _BLANK, table & CODE).astype(np.uint8)
@@ -270,15 +250,15 @@ def _build_ascii_table() -> NDArray[np.uint8]:
 
 @compile_nogil
 def _fold(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    table: NDArray[np.uint32],
-    ascii_table: NDArray[np.uint8],
-    folded: NDArray[np.uint8],
-    ends: NDArray[np.int64],
-    unsettled: NDArray[np.bool_],
+    texts: NormalisedTexts,
+    table: UInt32s,
+    ascii_table: UInt8s,
+    folded: UInt8s,
+    ends: Int64s,
+    unsettled: Bools,
 ) -> None:
     """Write the texts in lower case with single spaces, and flag texts that NFC may change."""
+    data, starts = texts
     filled = 0
     for text in range(len(ends)):
         first = filled
@@ -310,7 +290,7 @@ def _fold(
 
 
 @compile_nogil
-def _write_utf8(folded: NDArray[np.uint8], filled: int, code: int) -> int:
+def _write_utf8(folded: UInt8s, filled: int, code: int) -> int:
     """Append the UTF-8 bytes of a character, and return the position after them."""
     if code < 0x80:
         folded[filled] = code

@@ -8,9 +8,9 @@ not duplicates.
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
+from trainrig.corpus.array_types import Float64s, Int64s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 
 Measure = Literal["jaccard", "containment"]
@@ -35,14 +35,14 @@ class Verification(Settings):
 
 @compile_nogil
 def count_common_shingles(
-    one: NDArray[np.uint32],
-    one_starts: NDArray[np.int64],
-    one_ends: NDArray[np.int64],
-    other: NDArray[np.uint32],
-    other_starts: NDArray[np.int64],
-    other_ends: NDArray[np.int64],
-    least: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    one: UInt32s,
+    one_starts: Int64s,
+    one_ends: Int64s,
+    other: UInt32s,
+    other_starts: Int64s,
+    other_ends: Int64s,
+    least: Int64s,
+) -> Int64s:
     """Count the shingles that the two documents of each pair share.
 
     Counting stops with -1 once fewer than `least` are certain.
@@ -103,7 +103,7 @@ def count_common_shingles(
 
 
 @compile_nogil
-def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
+def _count_common(one: UInt32s, other: UInt32s, least: int) -> int:
     """Count the common values of two sorted arrays; stop once fewer than `least` are certain."""
     i = 0
     j = 0
@@ -119,9 +119,7 @@ def _count_common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int
 
 
 @compile_nogil
-def _find_first_not_below(
-    values: NDArray[np.uint32], start: int, end: int, least: np.uint32
-) -> int:
+def _find_first_not_below(values: UInt32s, start: int, end: int, least: np.uint32) -> int:
     """Return the index of the first value in a sorted slice that is at least `least`."""
     while start < end:
         middle = (start + end) // 2
@@ -132,9 +130,7 @@ def _find_first_not_below(
     return start
 
 
-def compute_least_common(
-    measure: Measure, floor: float, one: NDArray[np.int64], other: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def compute_least_common(measure: Measure, floor: float, one: Int64s, other: Int64s) -> Int64s:
     """Return the least number of common shingles of each pair with a similarity of `floor`.
 
     `one` and `other` are the documents' numbers of shingles. The result is one less, so that
@@ -145,12 +141,7 @@ def compute_least_common(
     return np.maximum(least.astype(np.int64) - 1, 0)
 
 
-def compute_similarities(
-    measure: Measure,
-    common: NDArray[np.int64],
-    one: NDArray[np.int64],
-    other: NDArray[np.int64],
-) -> NDArray[np.float64]:
+def compute_similarities(measure: Measure, common: Int64s, one: Int64s, other: Int64s) -> Float64s:
     """Return the similarity of each pair, from 0 to 1.
 
     `one` and `other` are the numbers of shingles of the two documents.
@@ -159,9 +150,7 @@ def compute_similarities(
     return np.maximum(common, 0) / whole
 
 
-def gather_shingles(
-    shingles: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.uint32]:
+def gather_shingles(shingles: UInt32s, starts: Int64s, ends: Int64s) -> UInt32s:
     """Return the shingles of some documents, concatenated."""
     found = np.empty(np.sum(ends - starts), np.uint32)
     write_together(shingles, starts, ends, found)
@@ -169,12 +158,7 @@ def gather_shingles(
 
 
 @compile_nogil
-def write_together(
-    shingles: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    found: NDArray[np.uint32],
-) -> None:
+def write_together(shingles: UInt32s, starts: Int64s, ends: Int64s, found: UInt32s) -> None:
     """Write the result of `gather_shingles` to the beginning of `found`."""
     at = 0
     for document in range(len(starts)):

@@ -18,8 +18,8 @@ equal by chance: .0002 of a shingle for texts of 1,000 shingles, which is 10^-7 
 import functools
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signatures.normalised_texts import (
     CODE,
@@ -47,14 +47,7 @@ _ONE = np.uint64(1)
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd multiplier: swapping words changes the sum
 
 
-def shingle(text: str, words: int) -> NDArray[np.uint32]:
-    """Return the distinct hashes of all runs of `words` words in `text`, sorted."""
-    return shingle_texts(NormalisedTexts.of([text]), words)[0]
-
-
-def shingle_texts(
-    texts: NormalisedTexts, words: int
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def shingle_texts(texts: NormalisedTexts, words: int) -> tuple[UInt32s, Int64s]:
     """Return the shingles of many texts, concatenated, and the end of each text's shingles."""
     lengths = np.diff(texts.starts)
     # Word and separator together take at least two bytes.
@@ -63,28 +56,13 @@ def shingle_texts(
     longest = int(lengths.max(initial=0)) // 2 + 2  # a hash may be written before it is dropped
     hashes = np.empty(longest, np.uint64)
     ends = np.empty(len(lengths), np.int64)
-    _shingle(
-        texts.data,
-        texts.starts,
-        build_letter_table(),
-        _build_ascii_table(),
-        words,
-        hashes,
-        found,
-        ends,
-    )
+    _shingle(texts, build_letter_table(), _build_ascii_table(), words, hashes, found, ends)
     begin = 0
     for end in ends.tolist():  # numpy sorts vectorised: a third of a compiled loop's time
         found[begin:end].sort()
         begin = end
     _deduplicate(found, ends)
     return found[: ends[-1] if len(ends) else 0].copy(), ends
-
-
-def jaccard(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> float:
-    """Return the Jaccard similarity of two sorted sets: intersection size over union size."""
-    common = len(np.intersect1d(a, b, assume_unique=True))
-    return common / (len(a) + len(b) - common)
 
 
 @compile_nogil
@@ -97,16 +75,16 @@ def finalise_hash(value: np.uint64) -> np.uint64:
 
 @compile_nogil
 def _shingle(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    table: NDArray[np.uint32],
-    ascii_table: NDArray[np.uint8],
+    texts: NormalisedTexts,
+    table: UInt32s,
+    ascii_table: UInt8s,
     words: int,
-    hashes: NDArray[np.uint64],
-    found: NDArray[np.uint32],
-    ends: NDArray[np.int64],
+    hashes: UInt64s,
+    found: UInt32s,
+    ends: Int64s,
 ) -> None:
     """Write the shingles of each text in text order, and the end of each text's shingles."""
+    data, starts = texts
     filled = 0
     for text in range(len(ends)):
         here = data[starts[text] : starts[text + 1]]
@@ -116,7 +94,7 @@ def _shingle(
 
 
 @functools.cache
-def _build_ascii_table() -> NDArray[np.uint8]:
+def _build_ascii_table() -> UInt8s:
     """Return each ASCII character [128] in lower case, or 0 if it is not part of a word."""
     table = build_letter_table()[:128]
     found = np.where(table & WORD, table & CODE, 0).astype(np.uint8)
@@ -126,11 +104,7 @@ def _build_ascii_table() -> NDArray[np.uint8]:
 
 @compile_nogil
 def _hash_words(
-    text: NDArray[np.uint8],
-    table: NDArray[np.uint32],
-    ascii_table: NDArray[np.uint8],
-    words: int,
-    hashes: NDArray[np.uint64],
+    text: UInt8s, table: UInt32s, ascii_table: UInt8s, words: int, hashes: UInt64s
 ) -> int:
     """Write the hash of each word of `text`, and return the number of words."""
     # All bits of `inside` are set within a word; outside, `word` is the seed.
@@ -174,9 +148,7 @@ def _hash_words(
 
 
 @compile_nogil
-def _hash_unspaced_word(
-    text: NDArray[np.uint8], place: int, table: NDArray[np.uint32], words: int
-) -> np.uint64:
+def _hash_unspaced_word(text: UInt8s, place: int, table: UInt32s, words: int) -> np.uint64:
     """Return the unmixed hash of the word that starts at `place`, in a script without spaces."""
     letter, place = read_letter(text, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
@@ -194,7 +166,7 @@ def _hash_unspaced_word(
 
 
 @compile_nogil
-def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) -> int:
+def _hash_n_grams(hashes: UInt64s, words: int, found: UInt32s) -> int:
     """Write 32 bits of the weighted sum of each `words` consecutive hashes; return their number."""
     weight = np.uint64(1)
     total = np.uint64(0)
@@ -211,7 +183,7 @@ def _hash_n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint
 
 
 @compile_nogil
-def _deduplicate(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
+def _deduplicate(values: UInt32s, ends: Int64s) -> None:
     """Remove repeated values from the sorted values of each text, and update `ends`."""
     # unsigned places need no check for negative indices
     begin = _NONE

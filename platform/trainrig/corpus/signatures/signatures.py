@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import DIGEST, NormalisedTexts, hash_texts
@@ -37,9 +38,7 @@ _LARGEST = np.uint32(0xFFFFFFFF)
 _STEP = 0x9E3779B97F4A7C15
 
 
-def compute_signatures(
-    shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
-) -> NDArray[np.uint32]:
+def compute_signatures(shingles: UInt32s, ends: Int64s, settings: MinHash) -> UInt32s:
     """Return the signatures [texts, bands x rows] of sets of shingles, by the scheme "fast".
 
     A permutation is a x + b modulo 2^32 with an odd a, which is one-to-one on shingles (hashes).
@@ -52,9 +51,7 @@ def compute_signatures(
     return found[:, :rows]
 
 
-def compute_band_keys(
-    signatures: NDArray[np.uint32] | NDArray[np.uint64], settings: MinHash
-) -> NDArray[np.uint64]:
+def compute_band_keys(signatures: UInt32s | UInt64s, settings: MinHash) -> UInt64s:
     """Return the band keys [texts, bands] of signatures.
 
     A key includes its band's number, so keys of different bands differ.
@@ -64,7 +61,7 @@ def compute_band_keys(
     return keys
 
 
-def build_permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def build_permutations(number: int, seed: int) -> tuple[UInt32s, UInt32s]:
     """Return `number` multipliers and increments, padded to a multiple of `_WIDTH`."""
     whole = -(-number // _WIDTH) * _WIDTH
     values = np.array(
@@ -79,11 +76,7 @@ def build_permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDAr
 
 @compile_nogil
 def _find_least(
-    shingles: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    multipliers: NDArray[np.uint32],
-    increments: NDArray[np.uint32],
-    found: NDArray[np.uint32],
+    shingles: UInt32s, ends: Int64s, multipliers: UInt32s, increments: UInt32s, found: UInt32s
 ) -> None:
     start = 0
     for text in range(len(ends)):
@@ -110,7 +103,7 @@ def _find_least(
 
 
 @compile_nogil
-def _hash_bands(signatures: NDArray[np.uint64], rows: int, keys: NDArray[np.uint64]) -> None:
+def _hash_bands(signatures: UInt64s, rows: int, keys: UInt64s) -> None:
     for text in range(len(keys)):
         for band in range(keys.shape[1]):
             key = finalise_hash(np.uint64(band + 1))
@@ -202,7 +195,7 @@ def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
         yield mapped
 
 
-def _convert_to_binary(digests: NDArray[np.uint8]) -> pa.Array:
+def _convert_to_binary(digests: UInt8s) -> pa.Array:
     data = pa.py_buffer(np.ascontiguousarray(digests, np.uint8))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST), len(digests), [None, data])
 
@@ -230,12 +223,12 @@ class Signatures:
     """Signatures of the texts of one split that passed the rules, in order."""
 
     ids: NDArray[np.str_]  # [documents]
-    characters: NDArray[np.int64]  # [documents]
-    digests: NDArray[np.uint8]  # [documents, 16] digests of the texts
-    urls: NDArray[np.uint8]  # [documents, 16] digests of the normalised URLs
-    keys: NDArray[np.uint64]  # [documents, bands] band keys
-    shingles: NDArray[np.uint32]  # shingles of all documents, concatenated
-    ends: NDArray[np.int64]  # [documents] where each document's shingles end
+    characters: Int64s  # [documents]
+    digests: UInt8s  # [documents, 16] digests of the texts
+    urls: UInt8s  # [documents, 16] digests of the normalised URLs
+    keys: UInt64s  # [documents, bands] band keys
+    shingles: UInt32s  # shingles of all documents, concatenated
+    ends: Int64s  # [documents] where each document's shingles end
 
     @classmethod
     def of(cls, documents: Sequence[tuple[str, str, str]], settings: MinHash) -> "Signatures":
@@ -257,7 +250,7 @@ class Signatures:
         cls,
         ids: Sequence[str],
         urls: Sequence[str],
-        characters: NDArray[np.int64],
+        characters: Int64s,
         texts: NormalisedTexts,
         settings: MinHash,
     ) -> "Signatures":
@@ -299,7 +292,7 @@ class Signatures:
 
 def compute_keys_and_shingles(
     texts: NormalisedTexts, settings: MinHash
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
+) -> tuple[UInt64s, UInt32s, Int64s]:
     """Return the band keys [texts, bands], all shingles, and the end of each text's shingles."""
     keys = [np.empty((0, settings.bands), np.uint64)]
     shingles = [np.empty(0, np.uint32)]
@@ -314,8 +307,8 @@ def compute_keys_and_shingles(
 
 
 def _sign_texts(
-    texts: NormalisedTexts, shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
-) -> NDArray[np.uint32] | NDArray[np.uint64]:
+    texts: NormalisedTexts, shingles: UInt32s, ends: Int64s, settings: MinHash
+) -> UInt32s | UInt64s:
     if settings.scheme == "fast":
         return compute_signatures(shingles, ends, settings)
     # imported here, because it imports scipy

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.filters import rule_verdicts
@@ -120,14 +120,14 @@ def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]
     return pa.concat_tables([empty, *chunks])
 
 
-def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:
+def read_first_broken(path_of: PathBuilder, split: str) -> Int64s:
     """Return the index of the first rule each document of the split breaks, or -1."""
     return load_arrays(path_of("verdicts", f"{split}.npz"))["first"]
 
 
 def read_verdicts(
     pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+) -> Iterator[tuple[pa.Table, Int64s]]:
     """Yield the rows of a split in chunks, with the index of the first rule each row breaks."""
     first = read_first_broken(path_of, split)
     at = 0
@@ -157,12 +157,11 @@ def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], docum
     """
     (source,) = (source for source in run.sources if source.name == name)
     limit = source.wipe_out
-    found = rule_verdicts.find_wiped_out(
-        dropped, documents, name, limit.max_share, limit.min_documents
-    )
+    found = rule_verdicts.find_wiped_out(dropped, documents, limit.max_share, limit.min_documents)
     if found:
+        step, number, reached = found
         raise DataError(
-            f"{run.output}: {found.step} drops {found.dropped:,} of the {found.documents:,} "
+            f"{run.output}: {step} drops {number:,} of the {reached:,} "
             f"documents of source '{name}' that reach it, more than {limit.max_share:.0%} "
             "(sources.wipe_out.max_share); change the rule or raise the limit and run again, "
             "which reads no page again"

@@ -147,6 +147,9 @@ def _collect_samples(
     return found
 
 
+COMMON_PART = "common/{:05d}.keys"
+REPEATED_PART = "repeated/{:05d}.keys"
+REPEATS_PART = "repeats/{:05d}.spans"
 BENCHMARKS_INDEX = "benchmarks.index"
 BENCHMARKS_TOTALS = "benchmarks.totals"
 
@@ -239,9 +242,12 @@ class SpanRemoval:
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("lines", "keys")
-        work = functools.partial(_find_common_lines, keys, parts, settings, self.path_of)
+        find = common_lines.find_common_lines
+        work = functools.partial(
+            _work_on_parts, find, keys, self.path_of, COMMON_PART, parts, settings
+        )
         self.do(f"common-lines-{parts}", work, _number_tasks(parts))
-        common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
+        common = [self.path_of(COMMON_PART.format(part)) for part in range(parts)]
         return self._run_on_splits("cut-lines", _cut_lines, settings, sources, common)
 
     def _remove_substrings(self, settings: exact_substrings.ExactSubstrings) -> dict[str, Any]:
@@ -250,19 +256,26 @@ class SpanRemoval:
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("anchors", "keys")
-        work = functools.partial(_find_repeated, keys, parts, self.path_of)
+        find = exact_substrings.find_repeated_anchors
+        work = functools.partial(_work_on_parts, find, keys, self.path_of, REPEATED_PART, parts)
         records = self.do(f"repeated-{parts}", work, _number_tasks(parts)).read_results(
             _number_tasks(parts)
         )
         copies = sum_counts(record.counts for record in records)["copies"]
         partitions = exact_substrings.choose_partition_count(copies, settings)
-        repeated = [self.path_of("repeated", f"{part:05d}.keys") for part in range(parts)]
+        repeated = [self.path_of(REPEATED_PART.format(part)) for part in range(parts)]
         self._run_on_splits(f"pieces-{partitions}", _gather_pieces, settings, repeated, partitions)
+        pieces = self._list_files("pieces", "pieces")
         work = functools.partial(
-            _find_repeats, self._list_files("pieces", "pieces"), settings, self.path_of
+            _work_on_parts,
+            exact_substrings.find_repeats,
+            pieces,
+            self.path_of,
+            REPEATS_PART,
+            settings,
         )
         self.do(f"repeats-{partitions}", work, _number_tasks(partitions))
-        repeats = [self.path_of("repeats", f"{part:05d}.spans") for part in range(partitions)]
+        repeats = [self.path_of(REPEATS_PART.format(part)) for part in range(partitions)]
         nth = {split.name: number for number, split in enumerate(self.splits)}
         return self._run_on_splits("cut-substrings", _cut_substrings, repeats, nth)
 
@@ -290,6 +303,25 @@ class SpanRemoval:
 
 def _number_tasks(tasks: int) -> list[Split]:
     return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
+
+
+def _work_on_parts(
+    find: Callable[..., dict[str, Any]],
+    paths: Sequence[str],
+    path_of: PathBuilder,
+    name: str,
+    *more: Any,
+) -> Work:
+    """Return the work that calls `find` for a part of the files at `paths`.
+
+    The result of each part is a file `name`, which is formatted with the number of the part.
+    """
+
+    def work(task: Task) -> Done:
+        part = task["number"]
+        return find(paths, part, *more, path_of(name.format(part))), {}
+
+    return work
 
 
 def _number_documents(
@@ -338,18 +370,6 @@ def _count_line_keys(
     return count
 
 
-def _find_common_lines(
-    paths: Sequence[str], parts: int, settings: common_lines.CommonLines, path_of: PathBuilder
-) -> Work:
-    def find(task: Task) -> Done:
-        part = task["number"]
-        return common_lines.find_common_lines(
-            paths, part, parts, settings, path_of("common", f"{part:05d}.keys")
-        ), {}
-
-    return find
-
-
 def _cut_lines(
     surviving: SurvivingDocuments,
     settings: common_lines.CommonLines,
@@ -381,16 +401,6 @@ def _count_anchors(
     return count
 
 
-def _find_repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Work:
-    def find(task: Task) -> Done:
-        part = task["number"]
-        return exact_substrings.find_repeated_anchors(
-            paths, part, parts, path_of("repeated", f"{part:05d}.keys")
-        ), {}
-
-    return find
-
-
 def _gather_pieces(
     surviving: SurvivingDocuments,
     settings: exact_substrings.ExactSubstrings,
@@ -404,18 +414,6 @@ def _gather_pieces(
         return exact_substrings.gather_pieces(batches, repeated, partitions, settings, path), {}
 
     return gather
-
-
-def _find_repeats(
-    pieces: Sequence[str], settings: exact_substrings.ExactSubstrings, path_of: PathBuilder
-) -> Work:
-    def find(task: Task) -> Done:
-        part = task["number"]
-        return exact_substrings.find_repeats(
-            pieces, part, settings, path_of("repeats", f"{part:05d}.spans")
-        ), {}
-
-    return find
 
 
 def _cut_substrings(

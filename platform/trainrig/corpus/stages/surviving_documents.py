@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from trainrig.corpus.array_files import load_arrays
+from trainrig.corpus.array_types import Int64s
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import CONTAMINATED
 from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions
@@ -64,7 +63,7 @@ class SurvivingDocuments:
         """Yield chunks of texts as left by the steps before `step`."""
         return (texts for _, texts in self.iterate_rows_before(step, split))
 
-    def read_numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
+    def read_numbered(self, step: str, split: str) -> Iterator[tuple[list[str], Int64s]]:
         """Yield chunks of texts, and each document's position in the keep order of the corpus."""
         numbers = load_arrays(self.path_of("numbers", f"{split}.npz"))["numbers"]
         at = 0

@@ -11,7 +11,7 @@ split by split, and exchange rows through runs (`sorted_runs`):
     compare     by range of clusters: the duplicates, grouped by split
     write       by split: the table of its documents
 
-Cosines and sums are exact (`exact_cosines`) and ties go by id. So the result depends on the ids and
+Cosines and sums are exact (`exact_vectors`) and ties go by id. So the result depends on the ids and
 vectors alone: not on the order of files, the number of workers, threads or the machine.
 """
 
@@ -33,11 +33,15 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.array_types import Bools, Float32s, Int64s, UInt64s
 from trainrig.corpus.dedup.document_refs import find_positions, find_splits, make_refs
-from trainrig.corpus.dedup.exact_cosines import round_coarsely
-from trainrig.corpus.dedup.similar_vectors import find_duplicates
+from trainrig.corpus.dedup.exact_vectors import (
+    find_duplicates,
+    find_nearest,
+    round_coarsely,
+    train_centroids,
+)
 from trainrig.corpus.dedup.sorted_runs import Rows, read_part, write_run
-from trainrig.corpus.dedup.vector_clusters import find_nearest, train_centroids
 from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_run_file import SemanticDuplicates
 from trainrig.manifest import FileSum
@@ -103,7 +107,7 @@ class _Plan:
             ]
         )
 
-    def find_range(self, clusters: NDArray[Any]) -> NDArray[np.int64]:
+    def find_range(self, clusters: NDArray[Any]) -> Int64s:
         """Return the range of each of `clusters`."""
         return clusters.astype(np.int64) * self.ranges // self.clusters
 
@@ -178,7 +182,7 @@ class SemanticSearch:
             for batch in file.iter_batches(_ROWS, columns=list(columns)):
                 yield pa.Table.from_batches([batch])
 
-    def read_vectors(self, number: int) -> Iterator[tuple[pa.Table, NDArray[np.float32]]]:
+    def read_vectors(self, number: int) -> Iterator[tuple[pa.Table, Float32s]]:
         """Yield the rows of a split with their vectors; raise DataError if one is not finite."""
         for table in self.iterate_tables(number, ("id", "source", "embedding")):
             vectors = _stack_vectors(table)
@@ -207,13 +211,13 @@ def forget_searches(scratch: str, but: str = "") -> None:
 _Make = Callable[..., Work]
 
 
-def _stack_vectors(table: pa.Table) -> NDArray[np.float32]:
+def _stack_vectors(table: pa.Table) -> Float32s:
     column = table["embedding"]
     flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
     return np.concatenate(flat).reshape(len(table), column.type.list_size)
 
 
-def _hash_ids(ids: Sequence[str], seed: int) -> NDArray[np.uint64]:
+def _hash_ids(ids: Sequence[str], seed: int) -> UInt64s:
     """Return [ids, 2] a hash of 128 bits of each id."""
     digests = [_hash_id(id, seed) for id in ids]
     return np.frombuffer(b"".join(digests), np.uint64).reshape(len(ids), 2)
@@ -248,7 +252,7 @@ def _train(search: SemanticSearch) -> Work:
     return train
 
 
-def _sort_hashes(search: SemanticSearch) -> tuple[NDArray[np.uint64], int]:
+def _sort_hashes(search: SemanticSearch) -> tuple[UInt64s, int]:
     """Return the sorted hashes [documents, 2] of all ids, and the bytes of the longest id."""
     id_bytes = 1
     parts = [np.empty((0, 2), np.uint64)]
@@ -262,9 +266,7 @@ def _sort_hashes(search: SemanticSearch) -> tuple[NDArray[np.uint64], int]:
     return hashes[np.lexsort((hashes[:, 1], hashes[:, 0]))], id_bytes
 
 
-def _read_sample(
-    search: SemanticSearch, last: NDArray[np.uint64], repeated: NDArray[np.uint64]
-) -> NDArray[np.float32]:
+def _read_sample(search: SemanticSearch, last: UInt64s, repeated: UInt64s) -> Float32s:
     """Return the vectors of the ids that hash up to `last`, in the order of their hashes."""
     found = []
     keys = []
@@ -280,7 +282,7 @@ def _read_sample(
     return np.concatenate(found)[np.lexsort((hashes[:, 1], hashes[:, 0]))]
 
 
-def _are_among(hashes: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _are_among(hashes: UInt64s, among: UInt64s) -> Bools:
     """Return whether each hash is one of the sorted hashes `among`, which are not sorted again."""
     begins = np.searchsorted(among[:, 0], hashes[:, 0], "left")
     ends = np.searchsorted(among[:, 0], hashes[:, 0], "right")
@@ -358,7 +360,7 @@ def _decide_cluster(plan: _Plan, settings: SemanticDuplicates, members: Rows) ->
     return decided
 
 
-def _order(members: Rows, settings: SemanticDuplicates) -> NDArray[np.int64]:
+def _order(members: Rows, settings: SemanticDuplicates) -> Int64s:
     """Return the keep order of documents of one cluster; ties go by id."""
     products = members["product"].astype(np.int64)
     if settings.keep == "hash":

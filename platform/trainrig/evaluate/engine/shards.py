@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig import config, manifest, storage
+from trainrig.corpus.array_types import Float64s
 from trainrig.evaluate.confined.run import run_confined
 from trainrig.evaluate.engine import batched_reading, request_encoding
 from trainrig.evaluate.engine.opened_models import OpenedJudge, OpenedModel, Pair
@@ -293,7 +293,7 @@ def _build_choice_row(
     if they were not computed).
     """
     likely = np.array(nats)
-    by_metric: dict[str, NDArray[np.float64]] = {"acc": likely}
+    by_metric: dict[str, Float64s] = {"acc": likely}
     if not question.contexts:  # with `contexts`, all choices score the same text
         by_metric["acc_norm"] = likely / [max(1, len(answer)) for answer in question.answers]
         sizes = [max(1, len(answer.encode())) for answer in question.answers]

@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainrig.corpus.array_types import Float32s
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.decoder import Decoder
@@ -100,7 +100,7 @@ class TextEmbedder:
         return self.model.config.channels
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], run: Pooling) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], run: Pooling) -> Float32s:
         """Return the vectors [D, C] of `texts`, pooled as `run` says."""
         sums_DC = np.zeros((len(texts), self.channels), dtype=np.float64)
         counts_D = np.zeros(len(texts), dtype=np.int64)

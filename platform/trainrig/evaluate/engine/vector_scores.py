@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
+from trainrig.corpus.array_types import Float32s, Float64s
 from trainrig.tokens.permutation import Integers
 
-Floats = NDArray[np.float64]
+Floats = Float64s
 TOLERANCE = 1e-8  # largest gradient at the minimum, for each row
 MOST_STEPS = 10_000
 
@@ -82,9 +82,7 @@ NDCG_AT = 10
 
 
 def compute_ranks(
-    queries_QC: NDArray[np.float32],
-    documents_DC: NDArray[np.float32],
-    wanted: Sequence[Integers],
+    queries_QC: Float32s, documents_DC: Float32s, wanted: Sequence[Integers]
 ) -> list[Integers]:
     """Return the ranks [R], from 1, of each query's relevant documents.
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig import config, manifest, storage
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Float32s
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.vector_scores import compute_ranks, fit_classifier, score_ranks
 from trainrig.evaluate.evaluation_run_file import Evaluation
@@ -298,7 +298,7 @@ def _read_label(row: TaskRow, task: LinearProbe, path: str) -> str:
     return str(value)
 
 
-def _embed(embedder: "TextEmbedder", texts: Sequence[str], task: Task) -> NDArray[np.float32]:
+def _embed(embedder: "TextEmbedder", texts: Sequence[str], task: Task) -> Float32s:
     vectors = embedder.embed(texts, task)
     if not np.isfinite(vectors).all():  # NaN products would rank every document first
         raise DataError(f"task '{task.name}': the checkpoint's vectors are not finite numbers")
