@@ -1,18 +1,11 @@
-"""Search for a model, or for a tokenizer and its chat template, at any kind of path.
+"""Search for a starting model, or for a tokenizer and its chat template, at any kind of path."""
 
-Also the pass of a stage whose workers each run a model.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainrig import manifest, storage
+from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import FileSum, Stage
-from trainrig.ray_runtime.ray_session import connect
-from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.special_tokens import TEMPLATE_FILE, TOKENIZER, TokenizerFiles
 from trainrig.train import checkpoint
@@ -75,26 +68,3 @@ def find_tokenizer_files(path: str) -> TokenizerFiles:
     if storage.exists(storage.join(path, TOKENIZER)):
         return TokenizerFiles.read(path)
     return checkpoint.read_tokenizer_files(checkpoint.resolve(path))
-
-
-def map_with_model(
-    stage: Stage,
-    model: str,
-    workers: int,
-    make: Callable[[], Work],
-    splits: Sequence[Split],
-    title: str,
-    progress: Progress | None,
-) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    """Process `splits` by `workers` that each hold `model`; return the summed counts and the files.
-
-    `make` returns the work of a worker. 0 workers: everything is done in this process.
-    """
-    memory = checkpoint.estimate_worker_memory(model)
-    phase = Phase(stage.build_path(manifest.SCRATCH), make, title=title, memory=memory)
-    if workers:
-        connect(workers, "workers", models=True)
-    map_splits(phase, splits, workers, progress, models=True)
-    records = phase.read_results(splits)
-    files = {name: entry for record in records for name, entry in record.files.items()}
-    return sum_counts(record.counts for record in records), files

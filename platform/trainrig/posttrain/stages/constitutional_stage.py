@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.model_source import map_with_model
 from trainrig.posttrain.stages import sample_stage
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
 from trainrig.ray_runtime.split_processing import Progress
 from trainrig.splits import Work

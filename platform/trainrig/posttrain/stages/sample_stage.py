@@ -22,11 +22,11 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.model_source import map_with_model
 from trainrig.posttrain.prompt_files import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.ray_runtime.split_processing import Progress

@@ -20,8 +20,9 @@ from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.classified_rows import TEXT_ROWS
 from trainrig.posttrain.conversations import QUARANTINE, QuarantinedRow, split_rows, warn_of_unread
-from trainrig.posttrain.model_source import map_with_model, open_chat_tokenizer
+from trainrig.posttrain.model_source import open_chat_tokenizer
 from trainrig.posttrain.row_run_files import AnswerScoring, RowFiles
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.ray_runtime.split_processing import Progress
 from trainrig.splits import Work
 from trainrig.tokens import document_formats

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.model_source import map_with_model
 from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.tuning import teacher_probabilities
 from trainrig.posttrain.tuning.answer_batches import Answers, fill_rows
 from trainrig.ray_runtime.split_processing import Progress

@@ -128,7 +128,8 @@ def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
         if reading.digest not in read:
             read.add(reading.digest)
             described += reading.described
-            articles += [reading.article] if reading.article else []
+            if reading.article is not None:
+                articles.append(reading.article)
     library = source_pages.list_standard_sources(seed)
     described += _collect_library_descriptions(library, settings, run)
     turns = itertools.zip_longest(code, library)

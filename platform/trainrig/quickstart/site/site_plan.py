@@ -271,8 +271,8 @@ def plan_site(
 ) -> tuple[list[PlannedPage], list[Plant]]:
     """Return all pages, shuffled by the seed, and the list of injected faults.
 
-    Fewer faults than `wanted` are injected if too few pages are suitable.
-    A page is the original of at most one copy, and a page with personal data is not copied.
+    Fewer faults than `wanted` are injected if too few pages are suitable. A page is the original of
+    at most one copy, and a page with personal data is not copied.
     """
     seed = wanted.seed
     frames = _make_frames(articles, seed)
@@ -280,22 +280,20 @@ def plan_site(
     copies = wanted.duplicates + wanted.near_duplicates
     suitable = choose_originals(articles, frames, copies + private, seed)
     share = min(1.0, len(suitable) / (copies + private))  # Share of the wanted pages that exist.
-    first_near = int(share * wanted.duplicates)
-    past_near = first_near + int(share * wanted.near_duplicates)
-    changed, personal = _plant_personal_data(
-        articles, suitable[past_near:], wanted.personal_data, seed
-    )
+    begin = int(share * wanted.duplicates)
+    end = begin + int(share * wanted.near_duplicates)
+    exact, near, rest = suitable[:begin], suitable[begin:end], suitable[end:]
+    changed, personal = _plant_personal_data(articles, rest, wanted.personal_data, seed)
     pages = [
         PlannedPage(DOCS + article.path, changed.get(index, article), frames[index])
         for index, article in enumerate(articles)
     ]
     plants = list(personal)
-    for index in suitable[:first_near]:
+    for index in exact:
         page = pages[index]
         copy = PlannedPage(MIRROR + page.article.path, page.article, page.frame)
         pages.append(copy)
         plants.append(Plant("exact_duplicate", copy.url, original_url=page.url))
-    near = suitable[first_near:past_near]
     for number, index in enumerate(near):
         copy, plant = _make_near_copy(pages[index], number / max(1, len(near) - 1), seed)
         pages.append(copy)
