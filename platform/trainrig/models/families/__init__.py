@@ -23,7 +23,6 @@ from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
 from trainrig.models.families.gpt_oss import GPT_OSS
 from trainrig.models.families.granite import GRANITE, GRANITE_MOE
-from trainrig.models.families.layer_norms import PHI, STABLELM, STARCODER2
 from trainrig.models.families.llama import LLAMA, MINISTRAL, MISTRAL, MIXTRAL, SEED_OSS
 from trainrig.models.families.mapping import (
     ENDINGS,
@@ -40,6 +39,7 @@ from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen2_moe import QWEN2_MOE
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.smollm3 import SMOLLM3
+from trainrig.models.families.starcoder_stablelm_phi import PHI, STABLELM, STARCODER2
 from trainrig.models.families.t5 import T5
 
 __all__ = [
