@@ -12,18 +12,15 @@ from typing import Any
 
 from trainrig.config import Settings, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
-from trainrig.launch.supervise import job_event_table
 from trainrig.python_api import api_page
 from trainrig.quickstart.quickstart_stages import PageMaking
 from trainrig.scaling.plan.plan_run_file import PlanFile
-from trainrig.train.run import event_table
-from trainrig.train.run.metric_table import TABLE
+from trainrig.train.run.metrics import TABLE_TEXT
 from trainrig.verbs import VERBS
 
 SCHEMAS = "jobs/configs/schema"  # near the configs, whose first line names a schema
 PAGE = "docs/run-files.md"
 METRICS_PAGE = "docs/metrics.md"
-EVENTS_PAGE = "docs/reference/events.md"
 
 _HEAD = """# Run files
 
@@ -46,32 +43,9 @@ line of the file names a schema, as in the files of `jobs/configs/`. For a file 
 _METRICS_HEAD = """# Metrics
 
 All metrics that a training run logs, in `metrics.jsonl` and in TensorBoard under the same names.
-This page is generated from `TABLE` in `platform/trainrig/train/run/metric_table.py` by `make docs`;
-do not edit it. Words in capitals are placeholders. [Monitoring](monitoring.md) explains how to use
-the metrics.
+This page is generated from `platform/trainrig/train/run/metrics.md` by `make docs`; do not edit it.
+Words in capitals are placeholders. [Monitoring](monitoring.md) explains how to use the metrics.
 
-| name | unit | measured by, when | description |
-| --- | --- | --- | --- |"""
-
-_EVENTS_HEAD = """# Events
-
-All events that trainrig records in files named `events.jsonl`, one JSON object a line. `make docs`
-generates this page from `platform/trainrig/train/run/event_table.py` and
-`platform/trainrig/launch/supervise/job_event_table.py`; do not edit it. Every event has `event`,
-its name, and `time` in seconds since 1970. [Monitoring](../monitoring.md) and
-[clusters](../clusters.md) explain how to use them.
-"""
-
-_EVENTS_OF_RUNS = """
-## Events of a training run
-
-In the run's folder. Each also has the `pid` and the `host` of the process that wrote it.
-"""
-
-_EVENTS_OF_JOBS = """
-## Events of a submitted run
-
-In `runs/ID/` of the folder with the records of runs. Each also has the number of its `attempt`.
 """
 
 
@@ -93,34 +67,9 @@ def generate_files() -> dict[str, str]:
     }
     return files | {
         PAGE: build_page(schemas),
-        METRICS_PAGE: build_metrics_page(),
-        EVENTS_PAGE: build_events_page(),
+        METRICS_PAGE: _METRICS_HEAD + TABLE_TEXT,
         api_page.PAGE: api_page.build_api_page(),
     }
-
-
-def build_metrics_page() -> str:
-    """Return the Markdown page of all metrics that a run logs."""
-    rows = [
-        f"| `{metric.name}` | {metric.unit} | {metric.source} | {metric.meaning} |"
-        for metric in TABLE
-    ]
-    return "\n".join([_METRICS_HEAD, *rows]) + "\n"
-
-
-def build_events_page() -> str:
-    """Return the Markdown page of all events, with a section for each kind of log."""
-    sections = (
-        (_EVENTS_OF_RUNS, event_table.TABLE),
-        (_EVENTS_OF_JOBS, job_event_table.TABLE),
-    )
-    lines = [_EVENTS_HEAD.rstrip()]
-    for head, table in sections:
-        lines += [head, "| event | fields | description |", "|---|---|---|"]
-        for event in table:
-            fields = ", ".join(f"`{name}`" for name in event.fields)
-            lines.append(f"| `{event.name}` | {fields} | {event.meaning} |")
-    return "\n".join(lines) + "\n"
 
 
 def build_page(schemas: Mapping[str, Mapping[str, Any]]) -> str:

@@ -31,10 +31,8 @@ from trainrig.quickstart.quickstart_results import (
     QuickstartResults,
     Restart,
     Scaling,
-    SpeedPoint,
     StageResult,
     SweepPoint,
-    TuningPoint,
 )
 
 STEPS = 400
@@ -109,13 +107,13 @@ STORY = QuickstartResults(
     ),
     restarts=(Restart(KILLED_AT, RESUMED_FROM, 8.4, 31_337),),
     speed=tuple(
-        SpeedPoint(step, float(52_000 + np.random.default_rng(step).normal(0, 2_000)))
+        (step, float(52_000 + np.random.default_rng(step).normal(0, 2_000)))
         for step in range(1, STEPS + 1)
     ),
     samples_checked=25_600,
     samples_lost=0,
     samples_repeated=0,
-    tuning=tuple(TuningPoint(step, 0.6 * compute_loss_at(2 * step)) for step in range(1, 201)),
+    tuning=tuple((step, 0.6 * compute_loss_at(2 * step)) for step in range(1, 201)),
     preferences=Preferences(
         steps=tuple(PreferencePoint(n, 0.01 * n, -0.02 * n, 0.5 + n / 100) for n in range(1, 38)),
         held_out=PreferencePoint(37, 0.31, -0.62, 0.83),
@@ -361,7 +359,7 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
     long = replace(
         STORY,
         loss=tuple(LossPoint(s, s * TOKENS_A_STEP, compute_loss_at(s), 0) for s in steps),
-        speed=tuple(SpeedPoint(s, 50_000.0 + s % 777) for s in steps),
+        speed=tuple((s, 50_000.0 + s % 777) for s in steps),
         dropped=tuple(Dropped(f"reason {i}", 10, ("word " * 100_000,) * 9) for i in range(20)),
         restarts=(),
     )

@@ -40,55 +40,6 @@ from trainrig.objectives.preference import (
 )
 from trainrig.objectives.reward import ProcessReward, Reward
 
-__all__ = [
-    "CISPO",
-    "DAPO",
-    "DPO",
-    "GRPO",
-    "GSPO",
-    "IPO",
-    "KTO",
-    "ORPO",
-    "PPO",
-    "RLOO",
-    "SFT",
-    "UL2",
-    "APODown",
-    "APOZero",
-    "AnswerSpan",
-    "CausalLM",
-    "Classification",
-    "Distillation",
-    "DrGRPO",
-    "FillInTheMiddle",
-    "Hinge",
-    "IPOPerToken",
-    "MaskedLM",
-    "MixtureOfObjectives",
-    "MultiTokenPrediction",
-    "Objective",
-    "ObjectiveSettings",
-    "OfLabels",
-    "OfText",
-    "OnPolicyDistillation",
-    "Pairwise",
-    "Policy",
-    "PrefixLM",
-    "PretrainingObjective",
-    "ProcessReward",
-    "Referenced",
-    "ReinforcePlusPlus",
-    "ReplacedTokenDetection",
-    "Reward",
-    "RobustDPO",
-    "Scoring",
-    "SimPO",
-    "SpanCorruption",
-    "Tuning",
-    "find_kind",
-]
-
-
 # Objectives for plain text. All but CausalLM may corrupt rows first: see `Corrupting` in
 # objective_interface.py.
 OfText = (

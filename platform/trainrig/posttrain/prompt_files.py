@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import field_validator
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
-from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.errors import DataError
+from trainrig.evaluate.tasks.task_templates import Template, compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.chat.example_rows import find_unread
@@ -39,19 +38,10 @@ class PromptFiles(Settings):
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
     # one column of messages makes a conversation, with the row's `tools`.
-    template: str = "{{ prompt }}"
+    template: Template = "{{ prompt }}"
     # Treat the prompt as a user's message and apply the model's chat template; false: the model
     # continues the prompt as plain text.
     chat: bool = False
-
-    @field_validator("template")
-    @classmethod
-    def _is_a_template(cls, given: str) -> str:
-        try:
-            compile_template(given, "template")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return given
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class TextGenerator:
     def load(cls, opened: checkpoint.CheckpointModel, device: str | None = None) -> "TextGenerator":
         """Build the model that was `opened` on `device` (None: the accelerator if any)."""
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
-        model = opened.build().to(device or _find_accelerator())
+        model = opened.build().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         return cls(model, encoder, opened.tuned)
 
     @classmethod
@@ -198,10 +198,6 @@ def check_speaks(where: str, config: DecoderConfig) -> None:
             f"{where}: an encoder, which does not continue a text; use `trainrig evaluate` to "
             "score it"
         )
-
-
-def _find_accelerator() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 Row = Mapping[str, Any]

@@ -90,7 +90,7 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
     checked, lost, repeated = _check_samples(at, made["model"].counts["steps"])
     dropped, pairs = _count_dropped(at, made["documents"])
     return results.QuickstartResults(
-        stages=_collect_stages(made) + (_read_sweep_stage(at) if with_law else ()),
+        stages=_collect_stages(made, at.sweep if with_law else None),
         documents_in=made["documents"].counts["documents_in"],
         documents_kept=made["documents"].counts["documents_kept"],
         dropped=dropped,
@@ -101,20 +101,19 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
         tokens_by_source=made["tokens"].counts["train_tokens_of"],
         vocabulary=made["tokens"].counts["vocabulary"],
         parameters=made["model"].counts["parameters"],
-        loss=tuple(_build_loss_point(line) for line in lines),
+        loss=tuple(
+            results.LossPoint(
+                line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
+            )
+            for line in lines
+        ),
         held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
         restarts=_find_restarts(run, lines),
-        speed=tuple(
-            results.SpeedPoint(line["step"], line["train/tokens_per_second"])
-            for line in metrics.read_series(at.model)
-        ),
+        speed=_read_series(at.model, "train/tokens_per_second"),
         samples_checked=checked,
         samples_lost=lost,
         samples_repeated=repeated,
-        tuning=tuple(
-            results.TuningPoint(line["step"], line["train/loss"])
-            for line in metrics.read_series(at.tuned)
-        ),
+        tuning=_read_series(at.tuned, "train/loss"),
         preferences=_read_preferences(at, made["pairs"].counts["held_out_pairs"]),
         scores=_read_scores(at),
         generations=_generate_answers(at),
@@ -127,6 +126,10 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
         commands=_list_commands(at),
         scaling=fit_scaling(at) if with_law else None,
     )
+
+
+def _read_series(run: str, metric: str) -> results.Series:
+    return tuple((line["step"], line[metric]) for line in metrics.read_series(run))
 
 
 def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
@@ -176,38 +179,33 @@ def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
     }
 
 
-def _collect_stages(made: Mapping[str, Manifest]) -> tuple[results.StageResult, ...]:
+def _collect_stages(
+    made: Mapping[str, Manifest], sweep: str | None
+) -> tuple[results.StageResult, ...]:
+    scored = [name for name in STAGES if name.startswith("scores")]
     pages = made["pages"].counts
-    tuned = made["tuned"].counts
-    aligned = made["aligned"].counts
-    tokens_seconds = made["tokenizer"].seconds + made["tokens"].seconds
-    tuned_seconds = made["conversations"].seconds + made["tuned"].seconds
-    aligned_seconds = made["pairs"].seconds + made["aligned"].seconds
-    bits = made["scores_aligned"].counts["bits_per_byte"]
-    kept = made["documents"].counts["documents_kept"]
-    return (
-        results.StageResult("pages", made["pages"].seconds, pages["docs"] + pages["code"], "pages"),
-        results.StageResult("documents", made["documents"].seconds, kept, "documents"),
-        results.StageResult(
-            "tokens", tokens_seconds, made["tokens"].counts["train_tokens"], "tokens"
-        ),
-        results.StageResult(
-            "model", made["model"].seconds, made["model"].counts["parameters"], "parameters"
-        ),
-        results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
-        results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
-        results.StageResult(
+    counted: list[tuple[str, Sequence[str], float, str]] = [
+        ("pages", ["pages"], pages["docs"] + pages["code"], "pages"),
+        ("documents", ["documents"], made["documents"].counts["documents_kept"], "documents"),
+        ("tokens", ["tokenizer", "tokens"], made["tokens"].counts["train_tokens"], "tokens"),
+        ("model", ["model"], made["model"].counts["parameters"], "parameters"),
+        ("tuned", ["conversations", "tuned"], made["tuned"].counts["steps"], "steps"),
+        ("aligned", ["pairs", "aligned"], made["aligned"].counts["pairs"], "pairs"),
+        (
             "scores",
-            sum(made[name].seconds for name in STAGES if name.startswith("scores")),
-            bits["docs"],
+            scored,
+            made["scores_aligned"].counts["bits_per_byte"]["docs"],
             "bits per byte, docs",
         ),
-    )
-
-
-def _read_sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
-    made = manifest.read_manifest(at.sweep)
-    return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
+    ]
+    stages = [
+        results.StageResult(name, sum(made[part].seconds for part in parts), count, unit)
+        for name, parts, count, unit in counted
+    ]
+    if sweep:
+        swept = manifest.read_manifest(sweep)
+        stages.append(results.StageResult("sweep", swept.seconds, swept.counts["points"], "runs"))
+    return tuple(stages)
 
 
 def _count_dropped(
@@ -248,15 +246,8 @@ def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
     )
 
 
-def _build_loss_point(line: Mapping[str, Any]) -> results.LossPoint:
-    return results.LossPoint(
-        line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
-    )
-
-
 def _read_card(scores: str) -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(storage.read(storage.join(scores, SCORECARD)))
-    return card
+    return dict(json.loads(storage.read(storage.join(scores, SCORECARD))))
 
 
 def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
@@ -328,11 +319,8 @@ def _build_preference_point(line: Mapping[str, Any], told: str) -> results.Prefe
 
 
 def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
-    cards = [
-        _read_card(at.scores_model),
-        _read_card(at.scores_tuned),
-        _read_card(at.scores_aligned),
-    ]
+    folders = (at.scores_model, at.scores_tuned, at.scores_aligned)
+    cards = [_read_card(folder) for folder in folders]
     return tuple(
         results.DomainScore(
             domain=name,

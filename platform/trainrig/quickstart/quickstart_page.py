@@ -51,7 +51,7 @@ def build_quickstart_page(results: QuickstartResults) -> str:
         excerpt=_cut_excerpt,
         models=MODELS,
         guess=math.log(results.vocabulary),
-        speed=median([point.tokens_per_second for point in results.speed]),
+        speed=median([speed for _, speed in results.speed]),
         seconds=sum(stage.seconds for stage in results.stages),
         planted=sum(kind.planted for kind in results.planted),
         caught=sum(kind.caught for kind in results.planted),
@@ -210,13 +210,13 @@ def draw_curve(y_label: str, columns: tuple[str, str], x: Numbers, y: Numbers) -
 
 def draw_speed(results: QuickstartResults) -> ChartFacts:
     """Draw the tokens per second by step."""
-    points = np.array([(point.step, point.tokens_per_second) for point in results.speed], float)
+    points = np.array(results.speed, float)
     return draw_curve("tokens per second", ("step", "tokens/s"), *points.T)
 
 
 def draw_tuning(results: QuickstartResults) -> ChartFacts:
     """Draw the loss of supervised fine-tuning by step."""
-    points = np.array([(point.step, point.loss) for point in results.tuning], float)
+    points = np.array(results.tuning, float)
     return draw_curve("loss (nats per trained token)", ("step", "nats per token"), *points.T)
 
 

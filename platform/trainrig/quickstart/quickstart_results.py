@@ -85,20 +85,8 @@ class Restart:
     pid: int
 
 
-@dataclass(frozen=True)
-class SpeedPoint:
-    """Throughput of one training step, over all workers."""
-
-    step: int
-    tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class TuningPoint:
-    """One step of supervised fine-tuning: loss on the trained tokens, nats per token."""
-
-    step: int
-    loss: float
+Series = tuple[tuple[int, float], ...]
+"""Pairs of a training step and its value."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +190,11 @@ class QuickstartResults:
     loss: tuple[LossPoint, ...]
     held_out: tuple[HeldOutPoint, ...]
     restarts: tuple[Restart, ...]
-    speed: tuple[SpeedPoint, ...]
+    speed: Series  # Tokens per second, of all workers together.
     samples_checked: int
     samples_lost: int
     samples_repeated: int
-    tuning: tuple[TuningPoint, ...]
+    tuning: Series  # Loss of fine-tuning on the trained tokens, nats per token.
     preferences: Preferences
     scores: tuple[DomainScore, ...]
     generations: tuple[PromptAnswers, ...]

@@ -28,7 +28,8 @@ from trainrig.quickstart.collect_results import collect_results, summarise
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.injected_faults import kill_one_worker
 from trainrig.quickstart.quickstart_page import build_quickstart_page
-from trainrig.quickstart.site.site_pages import PagesSettings, build_pages
+from trainrig.quickstart.site.site_pages import build_pages
+from trainrig.quickstart.site.site_plan import PagesSettings
 from trainrig.ray_runtime import ray_session
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.storage.writable import check_folder
@@ -192,18 +193,10 @@ def make_pages(run: PageMaking) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        made = build_pages(run.output, run.pages, run.workers)
+        counts = build_pages(run.output, run.pages, run.workers)
     files: dict[str, FileSum] = {
         path.removeprefix(f"{run.output}/"): manifest.compute_file_sum(path)
         for path in storage.list_files(run.output)
         if not path.endswith(manifest.CLAIM)
-    }
-    counts = {
-        "docs": made.docs,
-        "code": made.code,
-        "planted": sum(made.planted.values()),
-        "instructions": made.instructions,
-        "skipped_modules": len(made.skipped_modules),
-        "bytes": made.bytes,
     }
     return stage.finish(counts, files)

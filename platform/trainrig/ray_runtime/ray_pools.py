@@ -152,11 +152,12 @@ def describe_free_for_waiting(need: Need) -> str | None:
     import ray
     from ray.util.state import list_tasks
 
+    untyped: Any = ray
     job = ray.get_runtime_context().get_job_id()
     states = set[str]()
     try:
         for state in (WAITING, "RUNNING"):
-            filters = [("job_id", "=", job), ("state", "=", state)]
+            filters: Any = [("job_id", "=", job), ("state", "=", state)]
             found: Any = list_tasks(filters=filters, limit=MOST_TASKS, timeout=STATE_SECONDS)
             # Ray Data's own actors have private names, such as _StatsActor.
             if any(not task.name.rpartition(":")[2].startswith("_") for task in found):
@@ -165,8 +166,8 @@ def describe_free_for_waiting(need: Need) -> str | None:
         return None
     if states != {WAITING}:
         return None
-    there = ray.cluster_resources()
-    free = ray.available_resources()  # has no entry for a resource that is used up
+    there = untyped.cluster_resources()
+    free = untyped.available_resources()  # has no entry for a resource that is used up
     return ", ".join(
         f"{free.get(name, 0):g} of {there.get(name, 0):g} {name} free, {count:g} needed"
         for name, count in need.items()

@@ -8,7 +8,8 @@ from pydantic import model_validator
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives.objective_kinds import GRPO, Policy
+from trainrig.objectives.objective_kinds import Policy
+from trainrig.objectives.policy.group_relative import GRPO
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings

@@ -3,6 +3,7 @@ import json
 from trainrig.quickstart.site.questions import (
     PRINCIPLES,
     Instruction,
+    format_lines,
     format_problems,
     format_prompts,
     shuffle_answers,
@@ -80,25 +81,25 @@ def test_long_ones_are_left_out_and_nothing_to_ask_is_fine():
 
 
 def test_a_line_is_a_chat():
-    (question, answer) = json.loads(TRAIN[0].format_line())["messages"]
+    line = format_lines([TRAIN[0].build_row()])
+    (question, answer) = json.loads(line)["messages"]
     assert question == {"role": "user", "content": TRAIN[0].question}
     assert answer == {"role": "assistant", "content": TRAIN[0].answer}
-    assert TRAIN[0].format_line().count("\n") == 1
+    assert line.count("\n") == 1
 
 
 def test_rejected_answers_are_answers_to_other_questions():
     pairs = shuffle_answers(TRAIN)
-    assert [(p.question, p.right) for p in pairs] == [(i.question, i.answer) for i in TRAIN]
-    assert [p.wrong for p in pairs] == [i.answer for i in (*TRAIN[1:], TRAIN[0])]
-    row = json.loads(pairs[0].format_line())
-    assert row["prompt"] == [{"role": "user", "content": TRAIN[0].question}]
-    assert row["chosen"] == [{"role": "assistant", "content": TRAIN[0].answer}]
-    assert row["rejected"] == [{"role": "assistant", "content": TRAIN[1].answer}]
+    for pair, given, other in zip(pairs, TRAIN, (*TRAIN[1:], TRAIN[0]), strict=True):
+        assert pair["prompt"] == [{"role": "user", "content": given.question}]
+        assert pair["chosen"] == [{"role": "assistant", "content": given.answer}]
+        assert pair["rejected"] == [{"role": "assistant", "content": other.answer}]
 
 
 def test_the_same_answer_is_never_the_wrong_one():
     same = [Instruction(f"{n}?", answer) for n, answer in enumerate("aab")]
-    assert [pair.wrong for pair in shuffle_answers(same)] == ["b", "b", "a"]
+    wrong = [pair["rejected"][0]["content"] for pair in shuffle_answers(same)]
+    assert wrong == ["b", "b", "a"]
     assert shuffle_answers(same[:2]) == shuffle_answers([]) == []
 
 

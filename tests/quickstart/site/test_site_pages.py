@@ -10,12 +10,13 @@ from support.archives import read_warc
 from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read import RawPage
 from trainrig.errors import ConfigError
-from trainrig.quickstart.site.site_pages import PagesSettings, build_pages
+from trainrig.quickstart.site.site_pages import build_pages
 from trainrig.quickstart.site.site_plan import (
     CODE,
     HANDBOOK,
     MIRROR,
     NOTES,
+    PagesSettings,
     compute_shingle_jaccard,
     read_plants,
 )
@@ -83,13 +84,13 @@ def test_another_seed_makes_another_site(built, tmp_path):
 
 
 @pytest.mark.slow
-def test_there_are_as_many_as_asked_for(built, pages):
-    folder, report = built
-    assert len(pages) == report.docs + report.code
-    copies = report.planted["exact_duplicate"] + report.planted["near_duplicate"]
-    assert report.docs == 60 + copies + 8
-    assert report.code == sum(url.startswith(CODE) for url in pages) == 12
-    assert sum(path.stat().st_size for path in folder.glob("*.warc.gz")) == report.bytes
+def test_there_are_as_many_as_asked_for(built, pages, plants):
+    folder, counts = built
+    assert len(pages) == counts["docs"] + counts["code"]
+    copies = sum(plant.original_url is not None for plant in plants)
+    assert counts["docs"] == 60 + copies + 8
+    assert counts["code"] == sum(url.startswith(CODE) for url in pages) == 12
+    assert sum(path.stat().st_size for path in folder.glob("*.warc.gz")) == counts["bytes"]
     assert sorted(path.name for path in folder.glob("*.warc.gz")) == [
         "code-00000.warc.gz",
         "code-00001.warc.gz",
@@ -105,15 +106,16 @@ def test_there_are_as_many_as_asked_for(built, pages):
 
 
 @pytest.mark.slow
-def test_the_list_of_plants_is_the_report_s(built, plants):
-    report = built[1]
-    assert Counter(plant.kind for plant in plants) == report.planted
+def test_as_many_faults_are_injected_as_asked_for(built, plants):
+    planted = Counter(plant.kind for plant in plants)
+    assert built[1]["planted"] == planted.total()
     # Few of so few pages suit as duplicates; how many depends on the installed packages.
-    assert 1 <= report.planted["exact_duplicate"] <= 4
-    assert 1 <= report.planted["near_duplicate"] <= 5
-    assert report.planted["foreign_language"] == 8
-    assert report.planted["personal_data"] == 10
-    assert report.personal_data == {"CARD": 2, "EMAIL": 2, "IBAN": 2, "IP": 2, "PHONE": 2}
+    assert 1 <= planted["exact_duplicate"] <= 4
+    assert 1 <= planted["near_duplicate"] <= 5
+    assert planted["foreign_language"] == 8
+    assert planted["personal_data"] == 10
+    kinds = Counter(plant.what for plant in plants if plant.what)
+    assert kinds == {"CARD": 2, "EMAIL": 2, "IBAN": 2, "IP": 2, "PHONE": 2}
 
 
 def test_no_page_gets_two_injections(plants):
@@ -189,8 +191,8 @@ def test_code_pages_are_python_as_it_stands(pages):
 
 
 def test_instructions_are_chats_about_different_names(built):
-    folder, report = built
-    assert (report.instructions, report.held_out_instructions) == (40, 4)
+    folder, counts = built
+    assert counts["instructions"] == 40
     questions = []
     for name in ("instructions-train.jsonl", "instructions-held-out.jsonl"):
         for line in (folder / name).read_text().splitlines():
@@ -199,7 +201,6 @@ def test_instructions_are_chats_about_different_names(built):
             assert sum(len(message["content"]) for message in chat) <= 600
             questions.append(chat[0]["content"])
     assert len(set(questions)) == 44
-    assert report.pairs == 30
     for name, count in (("pairs-train.jsonl", 30), ("pairs-held-out.jsonl", 4)):
         pairs = [json.loads(line) for line in (folder / name).read_text().splitlines()]
         assert len(pairs) == count
@@ -218,12 +219,12 @@ def test_no_installed_package_is_imported(tmp_path, monkeypatch):
     library = [entry for entry in sys.path if not entry.endswith("-packages")]
     monkeypatch.setattr(sys, "path", [str(site), *library])
     settings = SETTINGS.model_copy(update={"docs_pages": 12, "instructions": 5})
-    report = build_pages(str(tmp_path / "out"), settings, workers=1)
+    counts = build_pages(str(tmp_path / "out"), settings, workers=1)
     urls = {
         page.url for path in (tmp_path / "out").glob("*.warc.gz") for page in read_warc(str(path))
     }
     assert sum("/spied" in url for url in urls) == 3
-    assert report.docs >= 3
+    assert counts["docs"] >= 3
     assert not mark.exists()
 
 

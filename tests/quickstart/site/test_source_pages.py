@@ -100,16 +100,14 @@ def test_nothing_is_imported(tmp_path, monkeypatch):
     assert marks.exists()
 
 
-def test_a_file_unsuitable_as_a_page_is_rejected_with_a_reason(tmp_path):
-    def refused(source):
-        return read_source(write_source(tmp_path, source)).refused
+def test_a_file_unsuitable_as_a_page_has_no_article(tmp_path):
+    def read(source):
+        return read_source(write_source(tmp_path, source)).article
 
-    assert refused(f'"""{PROSE}"""\ndef (:') == "unparsed_SyntaxError"
-    assert refused("x = 1\n" * 500) == "little_prose"
-    assert refused('"""' + "- a point of a list, no prose\n" * 100 + '"""') == "little_prose"
-    assert (
-        read_source(SourceFile(str(tmp_path / "none.py"), "none", "none")).refused == "unreadable"
-    )
+    assert read(f'"""{PROSE}"""\ndef (:') is None
+    assert read("x = 1\n" * 500) is None
+    assert read('"""' + "- a point of a list, no prose\n" * 100 + '"""') is None
+    assert read_source(SourceFile(str(tmp_path / "none.py"), "none", "none")).article is None
 
 
 def test_invalid_escapes_in_other_peoples_strings_are_passed_over_in_silence(tmp_path, recwarn):
@@ -131,7 +129,6 @@ def test_only_the_beginning_of_a_long_source_is_read(tmp_path):
     assert len(source) > source_pages._PARSED
     reading = read_source(write_source(tmp_path, source))
     assert reading.article == read_source(write_source(tmp_path, MODULE + functions)).article
-    assert reading.refused is None
 
 
 def test_tests_vendored_copies_and_private_modules_are_left_out(tmp_path):

@@ -14,12 +14,12 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.rows.packing import (
     BestFit,
     Concatenate,
-    Layout,
     Packing,
     PackingPlan,
     open_layout,
     write_plans,
 )
+from trainrig.tokens.rows.plan_files import Layout
 from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument
 from trainrig.tokens.shards.token_shards import TokenShards

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.train.run.export import Exporter, SettledSteps, export_figures
-from trainrig.train.run.metric_table import TABLE
-from trainrig.train.run.metrics import MetricsWriter, describe
+from trainrig.train.run.metrics import TABLE, MetricsWriter, describe
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.sinks import Prometheus
 from trainrig.train.spikes import Spikes

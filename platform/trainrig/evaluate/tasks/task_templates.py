@@ -6,11 +6,12 @@ attributes with a leading underscore, and calls that change their arguments.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import AfterValidator, ValidationInfo
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.answer_checks import find_last_boxed
@@ -64,6 +65,18 @@ def compile_template(source: str, where: str) -> Callable[[Fields, str], str]:
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{where}: invalid template: {error}") from None
     return lambda fields, row: _evaluate_template(lambda: compiled.render(fields), where, row)
+
+
+def _check_template(given: str, field: ValidationInfo) -> str:
+    try:
+        compile_template(given, str(field.field_name))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return given
+
+
+Template = Annotated[str, AfterValidator(_check_template)]
+"""Text of a run file that must be a template."""
 
 
 def compile_expression(source: str, where: str) -> Callable[[Fields, str], Any]:

@@ -126,7 +126,7 @@ def examine(request: SubmissionRequest) -> Preflight:
     found.check("upload", lambda: _pack(found))
     if found.cluster:
         _check_versions(found, found.cluster)
-    _check_home(found)
+    found.check("home", lambda: _place(found, found.home.path, "--home (or TRAINRIG_HOME)"))
     if found.run:
         _check_outputs(found, found.run)
         _check_inputs(found, found.run)
@@ -167,10 +167,6 @@ def _check_versions(found: Preflight, cluster: ClusterView) -> None:
         found.note("versions", "problem", problem)
     else:
         found.note("versions", "ok", f"Ray {cluster.ray}, Python {cluster.python} on both sides")
-
-
-def _check_home(found: Preflight) -> None:
-    found.check("home", lambda: _place(found, found.home.path, "--home (or TRAINRIG_HOME)"))
 
 
 def _check_outputs(found: Preflight, run: RunFile) -> None:

@@ -35,13 +35,11 @@ from trainrig.models.families.mapping import (
 )
 from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
-from trainrig.models.families.phi import PHI
 from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen2_moe import QWEN2_MOE
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.smollm3 import SMOLLM3
-from trainrig.models.families.stablelm import STABLELM
-from trainrig.models.families.starcoder2 import STARCODER2
+from trainrig.models.families.starcoder_stablelm_phi import PHI, STABLELM, STARCODER2
 from trainrig.models.families.t5 import T5
 
 __all__ = [

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.evaluate.tasks.task_templates import Template, compile_template
 from trainrig.posttrain.rewards.reward_contract import Completion, Fault, RewardPart, Score
-from trainrig.posttrain.rewards.rule_rewards import check_pattern
+from trainrig.posttrain.rewards.rule_rewards import Pattern
 from trainrig.tokens.chat.chat_messages import BadRow, Conversation, Message, adapt_roles
 from trainrig.train import checkpoint
 
@@ -121,30 +121,16 @@ class JudgeModel(RewardPart):
     checkpoint: Annotated[str, NOT_IDENTITY]
     # Template of the question to the judge. It may use the row's columns, `prompt` and
     # `completion`.
-    question: str
+    question: Template
     chat: bool = True  # ask with the judge's chat template; false: the judge continues the text
     # Regular expression that finds the verdict in the judge's answer: the first group of the last
     # match, or the whole match if the expression has no group.
-    verdict: str = r"-?\d+(?:\.\d+)?"
+    verdict: Pattern = r"-?\d+(?:\.\d+)?"
     # Reward of each verdict, such as { yes = 1.0, no = 0.0 }; empty: the verdict is a number.
     worth: dict[str, float] = Field(default_factory=dict)
     maximum_tokens: int = Field(default=64, ge=1)  # longest answer of the judge
     # Completions that are judged in one batch. Another number may change the last digits.
     batch: int = Field(default=8, ge=1)
-
-    @field_validator("question")
-    @classmethod
-    def _is_a_template(cls, given: str) -> str:
-        try:
-            compile_template(given, "question")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return given
-
-    @field_validator("verdict")
-    @classmethod
-    def _compiles(cls, given: str) -> str:
-        return check_pattern(given)
 
     def resolve_paths(self) -> Self:
         """Return a copy whose `checkpoint` is the absolute path of the newest checkpoint now."""

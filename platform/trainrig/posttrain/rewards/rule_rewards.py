@@ -8,11 +8,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import DataError
 from trainrig.evaluate.confined.run import check_confinement, run_confined
 from trainrig.evaluate.tasks.answer_checks import (
     extract_answer,
@@ -21,8 +21,20 @@ from trainrig.evaluate.tasks.answer_checks import (
     is_right,
 )
 from trainrig.evaluate.tasks.task_definition import ExactMatch, MathsMatch
-from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.evaluate.tasks.task_templates import Template, compile_template
 from trainrig.posttrain.rewards.reward_contract import Completion, Fault, RewardPart, Score
+
+
+def _check_pattern(given: str) -> str:
+    try:
+        re.compile(given)
+    except re.error as error:
+        raise ValueError(f"'{given}' is not a regular expression: {error}") from None
+    return given
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+"""Text of a run file that must be a regular expression."""
 
 
 class Verifier(RewardPart):
@@ -32,16 +44,11 @@ class Verifier(RewardPart):
     column: str = "answer"
     # Regular expression that finds the answer in the completion: its first group, or the whole
     # match if the expression has no group; None: the answer is the whole completion.
-    extract: str | None = None
+    extract: Pattern | None = None
     take: Literal["first", "last"] = "last"  # match of `extract` to use as the answer
     # Regular expression that finds the right answer in the column, such as '#### (.+)';
     # None: the whole value is the right answer.
-    extract_target: str | None = None
-
-    @field_validator("extract", "extract_target")
-    @classmethod
-    def _compiles(cls, given: str | None) -> str | None:
-        return given if given is None else check_pattern(given)
+    extract_target: Pattern | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -64,28 +71,13 @@ class Verifier(RewardPart):
         value = completion.row.get(self.column)
         values = value if isinstance(value, list | tuple) else [value]
         texts = [
-            extract_answer(_format_value(v), self.extract_target, "last")
-            for v in values
-            if v is not None
+            extract_answer(str(v), self.extract_target, "last") for v in values if v is not None
         ]
         targets = [text for text in texts if text]
         if not targets:
             return Fault("no_target", f"column '{self.column}' has no answer: {value!r:.60}")
         given = extract_answer(completion.text, self.extract, self.take)
         return float(given is not None and any(self.is_right(given, target) for target in targets))
-
-
-def check_pattern(given: str) -> str:
-    """Return `given` unchanged. Raises ValueError if it is no valid regular expression."""
-    try:
-        re.compile(given)
-    except re.error as error:
-        raise ValueError(f"'{given}' is not a regular expression: {error}") from None
-    return given
-
-
-def _format_value(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
 
 
 class ExactAnswer(Verifier):
@@ -145,14 +137,9 @@ class PatternShape(RewardPart):
     kind: Literal["PatternShape"] = "PatternShape"
     name: str = "pattern"  # name of this reward in metrics
     # Regular expression. A dot matches any character, newlines included.
-    pattern: str
+    pattern: Pattern
     # Match the whole completion, without surrounding white space; false: match any part.
     whole: bool = True
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, given: str) -> str:
-        return check_pattern(given)
 
     def open(self) -> Self:
         """Return this object, which is its own scorer and loads nothing."""
@@ -183,21 +170,12 @@ class ProgramAnswer(RewardPart):
     column: str = "tests"  # column of the row with the tests
     # Template of the program. It may use the row's columns and `completion`, which is the last
     # fenced code block of the completion, or the whole completion if there is no such block.
-    program: str = "{{ completion }}\n"
+    program: Template = "{{ completion }}\n"
     # Template of the tests. It may use the row's columns.
-    tests: str = Field(default="{{ tests }}\n", min_length=1)
+    tests: Template = Field(default="{{ tests }}\n", min_length=1)
     # Time limit of a program, in seconds.
     seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     memory_mib: int = Field(default=512, ge=64)  # limit of a program's address space, in MiB
-
-    @field_validator("program", "tests")
-    @classmethod
-    def _is_a_template(cls, given: str, field: ValidationInfo) -> str:
-        try:
-            compile_template(given, str(field.field_name))
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return given
 
     @property
     def columns(self) -> tuple[str, ...]:

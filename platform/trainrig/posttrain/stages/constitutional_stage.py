@@ -15,10 +15,10 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.stages import sample_stage
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
-from trainrig.ray_runtime.ray_session import connect
-from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Work, sum_counts
+from trainrig.ray_runtime.split_processing import Progress
+from trainrig.splits import Work
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:
@@ -49,22 +49,15 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model, principles)
-        memory = checkpoint.estimate_worker_memory(model)
-        scratch = stage.build_path(manifest.SCRATCH)
-        phase = Phase(scratch, make, title="constitutional: revise answers", memory=memory)
-        if run.workers:
-            connect(run.workers, "workers", models=True)
-        map_splits(phase, splits, run.workers, progress, models=True)
-        records = phase.read_results(splits)
-    counts = sum_counts(record.counts for record in records)
+        counts, files = map_with_model(
+            stage, model, run.workers, make, splits, "constitutional: revise answers", progress
+        )
     counts["prompts_left_out"] = sum(asked.prompts.left_out.values())
     counts["critic"] = run.critic
     for what in ("revisions", "pairs"):
         if not counts[what]:
             log.warning("%s: %s/ has no rows; see the reasons in transcripts/", run.output, what)
-    return stage.finish(
-        counts, {n: entry for record in records for n, entry in record.files.items()}
-    )
+    return stage.finish(counts, files)
 
 
 def read_principles(path: str) -> list[str]:

@@ -3,14 +3,13 @@
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from trainrig import config
-from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.evaluate.tasks.task_templates import Template
 from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
-from trainrig.posttrain.rewards.rule_rewards import check_pattern
+from trainrig.posttrain.rewards.rule_rewards import Pattern
 
 
 class PromptedRunFile(config.RunFile):
@@ -106,15 +105,10 @@ The better one is answer"""
 class AnswerRule(config.Settings):
     """A rule for answers that a regular expression checks without a model."""
 
-    pattern: str  # Regular expression, in which a dot also matches a newline.
+    pattern: Pattern  # Regular expression, in which a dot also matches a newline.
     # Whether an answer must contain a match, or must not.
     match: Literal["required", "forbidden"] = "required"
     says: str = config.Field(min_length=1)  # Critique of an answer that breaks the rule.
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, given: str) -> str:
-        return check_pattern(given)
 
     def is_broken_by(self, text: str) -> bool:
         """Return whether `text` breaks the rule."""
@@ -142,24 +136,15 @@ class ConstitutionalChain(PromptedRunFile):
     # the last revision is written to no row of `revisions`.
     rules: tuple[AnswerRule, ...] = ()
     # Jinja template of the critique prompt. Its variables are prompt, answer and principle.
-    critique: str = CRITIQUE
+    critique: Template = CRITIQUE
     # Jinja template of the revision prompt. Its variables also include critique.
-    revision: str = REVISION
+    revision: Template = REVISION
     # Jinja template of the judgement prompt, which the model continues with A or B. Its variables
     # are prompt, principle, a and b.
-    judgement: str = JUDGEMENT
+    judgement: Template = JUDGEMENT
     # Texts to judge: "revision" compares the first answer with its last revision; "samples"
     # compares two unrevised answers.
     compare: Literal["revision", "samples"] = "revision"
-
-    @field_validator("critique", "revision", "judgement")
-    @classmethod
-    def _is_a_template(cls, given: str) -> str:
-        try:
-            compile_template(given, "template")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return given
 
     @model_validator(mode="after")
     def _rules_are_there_if_wanted(self) -> Self:

@@ -26,11 +26,11 @@ from trainrig.posttrain.prompt_files import FORMAT, Prompt, PromptSet, read_prom
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
-from trainrig.ray_runtime.ray_session import connect
-from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.ray_runtime.split_processing import Progress
+from trainrig.splits import Split, Work, sum_counts
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
@@ -150,14 +150,10 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model)
-        memory = checkpoint.estimate_worker_memory(model)
-        scratch = stage.build_path(manifest.SCRATCH)
-        phase = Phase(scratch, make, title="sample: answer prompts", memory=memory)
-        if run.workers:
-            connect(run.workers, "workers", models=True)
-        map_splits(phase, splits, run.workers, progress, models=True)
-        records = phase.read_results(splits)
-    counts = _summarise(sum_counts(record.counts for record in records), asked)
+        summed, files = map_with_model(
+            stage, model, run.workers, make, splits, "sample: answer prompts", progress
+        )
+    counts = _summarise(summed, asked)
     if not counts["rows"]:
         log.warning(
             "%s: none of %d answers became a row; see their scores in samples/, lower "
@@ -165,9 +161,7 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
             run.output,
             counts["samples"],
         )
-    return stage.finish(
-        counts, {n: entry for record in records for n, entry in record.files.items()}
-    )
+    return stage.finish(counts, files)
 
 
 def _list_columns(run: AnswerSampling) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ from trainrig.posttrain.classified_rows import TEXT_ROWS
 from trainrig.posttrain.conversations import QUARANTINE, QuarantinedRow, split_rows, warn_of_unread
 from trainrig.posttrain.model_source import open_chat_tokenizer
 from trainrig.posttrain.row_run_files import AnswerScoring, RowFiles
-from trainrig.ray_runtime.ray_session import connect
-from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Work, sum_counts
+from trainrig.posttrain.stages.model_pass import map_with_model
+from trainrig.ray_runtime.split_processing import Progress
+from trainrig.splits import Work
 from trainrig.tokens import document_formats
 from trainrig.tokens.chat.chat_messages import BadRow
 from trainrig.tokens.chat.chat_samples import render_example
@@ -71,14 +71,9 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         labels = _check_model(run, model)
         splits = split_rows((files,), run.shard_bytes)
         make = functools.partial(_make_work, run, model, chat)
-        memory = checkpoint.estimate_worker_memory(model)
-        scratch = stage.build_path(manifest.SCRATCH)
-        phase = Phase(scratch, make, title="score: score answers", memory=memory)
-        if run.workers:
-            connect(run.workers, "workers", models=True)
-        map_splits(phase, splits, run.workers, progress, models=True)
-        records = phase.read_results(splits)
-        counts = sum_counts(record.counts for record in records)
+        counts, written = map_with_model(
+            stage, model, run.workers, make, splits, "score: score answers", progress
+        )
         if not counts["scored"]:
             reasons = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
             raise DataError(
@@ -88,9 +83,7 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         warn_of_unread(run.output, counts)
     if labels:
         counts["labels"] = list(labels)  # In the order of their probabilities.
-    return stage.finish(
-        counts, {n: entry for record in records for n, entry in record.files.items()}
-    )
+    return stage.finish(counts, written)
 
 
 def _check_model(run: AnswerScoring, model: str) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.stages.model_pass import map_with_model
 from trainrig.posttrain.tuning import teacher_probabilities
 from trainrig.posttrain.tuning.answer_batches import Answers, fill_rows
-from trainrig.ray_runtime.ray_session import connect
-from trainrig.ray_runtime.split_processing import Progress, map_splits
-from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.ray_runtime.split_processing import Progress
+from trainrig.splits import Split, Work
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
@@ -58,14 +58,9 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
             )
         ]
         make = functools.partial(_make_work, run, model, folder, longest)
-        memory = checkpoint.estimate_worker_memory(model)
-        scratch = stage.build_path(manifest.SCRATCH)
-        phase = Phase(scratch, make, title="teacher: predict tokens", memory=memory)
-        if run.workers:
-            connect(run.workers, "workers", models=True)
-        map_splits(phase, splits, run.workers, progress, models=True)
-        records = phase.read_results(splits)
-    summed = sum_counts(record.counts for record in records)
+        summed, files = map_with_model(
+            stage, model, run.workers, make, splits, "teacher: predict tokens", progress
+        )
     targets = max(1, summed["targets"])
     counts = {
         "conversations": summed["conversations"],
@@ -73,9 +68,7 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
         # Mean share of the teacher's probability that the kept entries have.
         "covered": round(summed["covered"] / targets, 6),
     }
-    return stage.finish(
-        counts, {n: entry for record in records for n, entry in record.files.items()}
-    )
+    return stage.finish(counts, files)
 
 
 def _open(folder: str, split: str) -> TokenShards:

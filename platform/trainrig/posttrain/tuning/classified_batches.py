@@ -125,25 +125,14 @@ def open_text_batches(
     return TextBatches(TokenShards.open(storage.join(folder, TRAIN), cache), kind, sizes, padding)
 
 
-@dataclass(frozen=True)
-class HeldOutTexts:
-    """A function that opens the held-out texts; it can be pickled."""
-
-    folder: str
-    kind: RowKind
-    sequence_length: int
-    padding: int
-    rows: int  # Largest number of rows of each source.
-    cache: BlockCache | None = None
-
-    def __call__(self) -> HeldOutSets:
-        """Return held-out rows of each source, evenly spaced, one row a batch."""
-        shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
-        check_rows(shards, self.kind)
-        reading = TextReading(shards, self.kind, self.sequence_length, self.padding)
-        return choose_held_out(
-            shards, self.rows, lambda source, row: reading.read_arrays([(source, row)])
-        )
+def open_held_out_texts(
+    folder: str, kind: RowKind, length: int, padding: int, rows: int, cache: BlockCache | None
+) -> HeldOutSets:
+    """Return up to `rows` held-out rows of each source, evenly spaced, one row a batch."""
+    shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
+    check_rows(shards, kind)
+    reading = TextReading(shards, kind, length, padding)
+    return choose_held_out(shards, rows, lambda source, row: reading.read_arrays([(source, row)]))
 
 
 def find_row_kind(objective: ObjectiveSettings) -> RowKind:
@@ -165,7 +154,9 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     length = run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)
     rows = run.training.held_out.rows
-    held_out = HeldOutTexts(folder, kind, length, padding, rows, run.cache)
+    held_out = functools.partial(
+        open_held_out_texts, folder, kind, length, padding, rows, run.cache
+    )
     return TuningRows(kind, make, held_out if holds_out(run, folder) else hold_nothing_out)
 
 

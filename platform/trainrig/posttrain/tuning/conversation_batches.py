@@ -20,7 +20,8 @@ from trainrig.errors import ConfigError
 from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import BatchSettings, Weights
-from trainrig.tokens.rows.packing import Concatenate, Layout, open_layout
+from trainrig.tokens.rows.packing import Concatenate, open_layout
+from trainrig.tokens.rows.plan_files import Layout
 from trainrig.tokens.rows.pretraining import DocumentSources, PretrainBatches
 from trainrig.tokens.rows.whole_rows import WholeRows
 from trainrig.tokens.shards import token_shards

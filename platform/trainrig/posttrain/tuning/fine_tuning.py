@@ -327,7 +327,13 @@ def _build_held_out(
     if rows == 0 or not shards.sources:
         return hold_nothing_out
     if teacher:
-        return teacher_probabilities.HeldOutTaught(
-            folder, length, padding, rows, teacher, run.cache
+        return functools.partial(
+            teacher_probabilities.open_held_out_taught,
+            folder,
+            length,
+            padding,
+            rows,
+            teacher,
+            run.cache,
         )
     return functools.partial(open_held_out_conversations, folder, length, padding, rows, run.cache)

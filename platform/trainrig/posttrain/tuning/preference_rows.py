@@ -114,7 +114,9 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
         open_answers, kind, folder, run.batches, padding, run.cache, references=stored
     )
     rows = run.training.held_out.rows
-    held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
+    held_out = functools.partial(
+        open_held_out_answers, folder, length, padding, rows, kind, stored, run.cache
+    )
     return TuningRows(kind, make, held_out if holds_out(run, folder) else hold_nothing_out, frozen)
 
 
@@ -166,52 +168,25 @@ def open_answers(
         raise ConfigError(f"batches.{error}") from None
 
 
-@dataclass(frozen=True)
-class HeldOutAnswers:
-    """A function that opens the held-out rows of one kind; it can be pickled."""
+def open_held_out_answers(
+    folder: str,
+    length: int,
+    padding: int,
+    rows: int,
+    kind: AnswerKind,
+    references: str | None,
+    cache: BlockCache | None,
+) -> HeldOutSets:
+    """Return up to `rows` held-out rows of each source, evenly spaced, one row a batch."""
+    shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
+    check_rows(shards, kind)
+    per_row = 2 if kind == "pairs" else 1
+    answers = answer_batches.Answers(shards, length, per_row)
+    stored = StoredReferences(references, HELD_OUT, shards) if references else None
 
-    folder: str
-    sequence_length: int
-    padding: int
-    rows: int  # Largest number of rows of each source.
-    kind: AnswerKind
-    references: str | None = None
-    cache: BlockCache | None = None
-
-    def __call__(self) -> HeldOutSets:
-        """Return held-out rows of each source, evenly spaced, one row a batch."""
-        shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
-        check_rows(shards, self.kind)
-        answers_per_row = 2 if self.kind == "pairs" else 1
-        answers = answer_batches.Answers(shards, self.sequence_length, answers_per_row)
-        stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
-        read = functools.partial(self._read_arrays, shards, answers, stored)
-        return choose_held_out(shards, self.rows, read, answers_per_row)
-
-    def _read_arrays(
-        self,
-        shards: TokenShards,
-        answers: answer_batches.Answers,
-        stored: StoredReferences | None,
-        source: str,
-        row: int,
-    ) -> dict[str, NDArray[Any]]:
-        if self.kind == "steps":
-            return answer_batches.build_step_arrays(
-                [answers.read_answer(source, row)], self.padding
-            )
-        if self.kind == "labelled":
-            own = answers.read_answer(source, row)
-            after = answers.read_answer(source, (row + 1) % answers.windows(source))
-            mixed = answer_batches.build_mismatched(own, after, self.sequence_length)
-            arrays = answer_batches.fill_arrays(
-                self.padding, ((IDS, TARGETS), [own]), ((KL_IDS, KL_TARGETS), [mixed])
-            )
-            return arrays | {
-                LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))
-            }
+    def read_pair(source: str, row: int) -> dict[str, NDArray[Any]]:
         arrays = answer_batches.fill_arrays(
-            self.padding,
+            padding,
             ((CHOSEN_IDS, CHOSEN_TARGETS), [answers.read_answer(source, 2 * row)]),
             ((REJECTED_IDS, REJECTED_TARGETS), [answers.read_answer(source, 2 * row + 1)]),
         )
@@ -219,3 +194,18 @@ class HeldOutAnswers:
             found = stored(source, np.array([row]))
             arrays |= dict(zip((CHOSEN_REFERENCE, REJECTED_REFERENCE), found, strict=True))
         return arrays
+
+    def read_labelled(source: str, row: int) -> dict[str, NDArray[Any]]:
+        own = answers.read_answer(source, row)
+        after = answers.read_answer(source, (row + 1) % answers.windows(source))
+        mixed = answer_batches.build_mismatched(own, after, length)
+        arrays = answer_batches.fill_arrays(
+            padding, ((IDS, TARGETS), [own]), ((KL_IDS, KL_TARGETS), [mixed])
+        )
+        return arrays | {LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))}
+
+    def read_steps(source: str, row: int) -> dict[str, NDArray[Any]]:
+        return answer_batches.build_step_arrays([answers.read_answer(source, row)], padding)
+
+    read = {"pairs": read_pair, "labelled": read_labelled, "steps": read_steps}[kind]
+    return choose_held_out(shards, rows, read, per_row)

@@ -236,27 +236,13 @@ def open_taught(
     return TaughtBatches(shards, sizes, padding, teacher, cache)
 
 
-@dataclass(frozen=True)
-class HeldOutTaught:
-    """A function that opens held-out conversations with teacher probabilities.
-
-    It can be pickled.
-    """
-
-    folder: str
-    sequence_length: int
-    padding: int
-    rows: int  # Largest number of rows of each source.
-    teacher: str
-    cache: BlockCache | None = None
-
-    def __call__(self) -> HeldOutSets:
-        """Return held-out rows of each source, evenly spaced, one row a batch."""
-        sets = open_held_out_conversations(
-            self.folder, self.sequence_length, self.padding, self.rows, self.cache
-        )
-        shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
-        teacher = StoredTeacher(self.teacher, HELD_OUT, shards, self.cache)
-        return replace(
-            sets, batches=tuple(teacher.add_to(micro, sets.sources) for micro in sets.batches)
-        )
+def open_held_out_taught(
+    folder: str, length: int, padding: int, rows: int, teacher: str, cache: BlockCache | None
+) -> HeldOutSets:
+    """Return up to `rows` held-out rows of each source, with the teacher's probabilities."""
+    sets = open_held_out_conversations(folder, length, padding, rows, cache)
+    shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
+    stored = StoredTeacher(teacher, HELD_OUT, shards, cache)
+    return replace(
+        sets, batches=tuple(stored.add_to(micro, sets.sources) for micro in sets.batches)
+    )

@@ -9,7 +9,8 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import objective_kinds
+from trainrig.objectives.next_token import SFT
+from trainrig.objectives.objective_kinds import Tuning
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
@@ -52,7 +53,7 @@ class FineTuning(TrainingRunFile):
     batches: ConversationBatching  # Size, length and source mix of the batches.
     # Pretraining text to mix in, to reduce forgetting. None: no text.
     pretraining: PretrainingShare | None = None
-    objective: objective_kinds.Tuning = objective_kinds.SFT()  # Objective that training minimises.
+    objective: Tuning = SFT()  # Objective that training minimises.
     # Low-rank adapters to train while the model stays frozen. None: train the model itself.
     lora: LoRA | None = None
     # Model that preferences are measured from: a run folder or checkpoint. None: `checkpoint`.

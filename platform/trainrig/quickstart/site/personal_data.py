@@ -11,6 +11,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stdnum import iban as iban_format
+from stdnum import luhn
+
 # Share of all items that are disguised (`anna at example dot org`), and so harder to find.
 HARD_SHARE = 0.1
 
@@ -77,12 +80,9 @@ def make_personal_items(count: int, seed: int) -> list[PersonalItem]:
     return list(items.values())
 
 
-def _make_local_part(draw: random.Random) -> str:
-    return draw.choice("._-").join(draw.sample(_WORDS, 2)) + str(draw.randrange(10, 1000))
-
-
 def _make_email(draw: random.Random) -> str:
-    return f"{_make_local_part(draw)}@{draw.choice(_DOMAINS)}"
+    name = draw.choice("._-").join(draw.sample(_WORDS, 2))
+    return f"{name}{draw.randrange(10, 1000)}@{draw.choice(_DOMAINS)}"
 
 
 def _make_spelt_email(draw: random.Random) -> str:
@@ -116,21 +116,12 @@ def _make_spelt_phone(draw: random.Random) -> str:
 def _make_card(draw: random.Random) -> str:
     prefix, length = draw.choice((("424242", 16), ("411111", 16), ("555555", 16), ("378282", 15)))
     body = prefix + "".join(str(draw.randrange(10)) for _ in range(length - len(prefix) - 1))
-    digits = body + str(_compute_luhn_digit(body))
+    digits = body + luhn.calc_check_digit(body)
     if length == 15:
         groups = [digits[:4], digits[4:10], digits[10:]]
     else:
         groups = [digits[start : start + 4] for start in range(0, 16, 4)]
     return draw.choice((" ", "-", "")).join(groups)
-
-
-def _compute_luhn_digit(body: str) -> int:
-    """Return the check digit of `body` by the Luhn formula (ISO/IEC 7812-1, annex B)."""
-    total = 0
-    for place, character in enumerate(reversed(body)):
-        digit = int(character) * (2 if place % 2 == 0 else 1)
-        total += digit - 9 if digit > 9 else digit
-    return -total % 10
 
 
 def _make_iban(draw: random.Random) -> str:
@@ -141,14 +132,9 @@ def _make_iban(draw: random.Random) -> str:
     country, account = draw.choice(
         (("DE", "99" + digits(16)), ("GB", "TEST" + digits(14)), ("NL", "TEST" + digits(10)))
     )
-    iban = f"{country}{_compute_iban_check(country, account):02}{account}"
+    iban = country + iban_format.calc_check_digits(f"{country}00{account}") + account
     spaced = " ".join(iban[start : start + 4] for start in range(0, len(iban), 4))
     return draw.choice((iban, spaced))
-
-
-def _compute_iban_check(country: str, account: str) -> int:
-    """Return the two IBAN check digits (ISO 13616: the rearranged number is 1 modulo 97)."""
-    return 98 - int("".join(str(int(letter, 36)) for letter in f"{account}{country}00")) % 97
 
 
 _EASY: dict[str, Callable[[random.Random], str]] = {

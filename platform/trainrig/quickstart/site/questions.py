@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainrig.quickstart.site.source_pages import Described, hash_with_seed
 
@@ -36,35 +37,21 @@ class Instruction:
     question: str
     answer: str
 
-    def format_line(self) -> str:
-        """Return one line of JSON in the format of chat messages."""
-        messages = [
-            {"role": "user", "content": self.question},
-            {"role": "assistant", "content": self.answer},
-        ]
-        return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+    def build_row(self) -> dict[str, Any]:
+        """Return the instruction as a row of chat messages."""
+        return {"messages": [_ask(self.question), _answer(self.answer)]}
 
 
-@dataclass(frozen=True)
-class AnswerPair:
-    """A question with its answer and a wrong answer, which answers another question."""
-
-    question: str
-    right: str
-    wrong: str
-
-    def format_line(self) -> str:
-        """Return one line of JSON in the format of preference pairs."""
-        row = {
-            "prompt": [{"role": "user", "content": self.question}],
-            "chosen": [{"role": "assistant", "content": self.right}],
-            "rejected": [{"role": "assistant", "content": self.wrong}],
-        }
-        return json.dumps(row, ensure_ascii=False) + "\n"
+def _ask(question: str) -> dict[str, str]:
+    return {"role": "user", "content": question}
 
 
-def shuffle_answers(instructions: Sequence[Instruction]) -> list[AnswerPair]:
-    """Pair each instruction with the next different answer as the wrong one.
+def _answer(answer: str) -> dict[str, str]:
+    return {"role": "assistant", "content": answer}
+
+
+def shuffle_answers(instructions: Sequence[Instruction]) -> list[dict[str, Any]]:
+    """Return preference pairs of each answer and the next different one, which is wrong.
 
     Instructions are already in a random order; after the last comes the first. An instruction is
     left out if all others have the same answer.
@@ -72,11 +59,11 @@ def shuffle_answers(instructions: Sequence[Instruction]) -> list[AnswerPair]:
     pairs = []
     for number, given in enumerate(instructions):
         following = itertools.chain(instructions[number + 1 :], instructions[:number])
-        wrong = next(
-            (candidate.answer for candidate in following if candidate.answer != given.answer), None
-        )
+        wrong = next((other.answer for other in following if other.answer != given.answer), None)
         if wrong is not None:
-            pairs.append(AnswerPair(given.question, given.answer, wrong))
+            chosen, rejected = [_answer(given.answer)], [_answer(wrong)]
+            pair = {"prompt": [_ask(given.question)], "chosen": chosen, "rejected": rejected}
+            pairs.append(pair)
     return pairs
 
 
@@ -94,7 +81,9 @@ def write_instructions(
     for item in sorted(one_each, key=lambda item: hash_with_seed(seed, item.name)):
         instruction = _make_instruction(item, shorts[_shorten_name(item)] == 1, seed)
         if len(instruction.question) + len(instruction.answer) <= _LONGEST:
-            chosen[_is_held_out(item.name)].append(instruction)
+            digest = hashlib.blake2b(item.name.encode(), digest_size=8).digest()
+            held = int.from_bytes(digest, "big") % _HELD_OUT_ONE_IN == 0
+            chosen[held].append(instruction)
     return chosen[0][:train], chosen[1][:held_out]
 
 
@@ -107,11 +96,6 @@ def _select_distinct(described: Iterable[Described]) -> Sequence[Described]:
 
 def _shorten_name(item: Described) -> str:
     return item.name.rpartition(".")[2]
-
-
-def _is_held_out(name: str) -> bool:
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_ONE_IN == 0
 
 
 def _make_instruction(item: Described, short_is_unique: bool, seed: int) -> Instruction:
@@ -150,13 +134,14 @@ def format_problems(seed: int) -> str:
         digest = hash_with_seed(seed, f"problem/{number}")
         first, second = (int.from_bytes(digest[at : at + 4], "big") % LARGEST for at in (0, 4))
         rows.append({"question": f"What is {first} + {second}?", "answer": str(first + second)})
-    return _format_lines(rows)
+    return format_lines(rows)
 
 
 def format_prompts(instructions: Sequence[Instruction]) -> str:
     """Return the questions of `instructions` as JSON Lines with `prompt`."""
-    return _format_lines([{"prompt": instruction.question} for instruction in instructions])
+    return format_lines([{"prompt": instruction.question} for instruction in instructions])
 
 
-def _format_lines(rows: Sequence[dict[str, str]]) -> str:
+def format_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return `rows` as JSON Lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

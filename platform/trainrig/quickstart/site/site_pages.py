@@ -15,7 +15,6 @@ import datetime
 import itertools
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,21 +23,25 @@ from pathlib import Path
 from typing import Any
 
 from trainrig import storage
-from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
 from trainrig.quickstart.site import questions, source_pages, stdlib_pages
 from trainrig.quickstart.site.article import Article
 from trainrig.quickstart.site.page_frame import render
-from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
+from trainrig.quickstart.site.site_plan import (
+    CODE,
+    PagesSettings,
+    PlannedPage,
+    plan_site,
+    write_plants,
+)
 from trainrig.quickstart.site.source_pages import (
     Described,
     SourceFile,
     SourceReading,
     hash_with_seed,
 )
-from trainrig.quickstart.site.stdlib_pages import Skipped
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -50,55 +53,16 @@ _WINDOW = 256  # Sources read at a time; few, so that reading stops soon after t
 _MODULE_SECONDS = 20.0  # Time limit for pydoc to import and render one module.
 
 
-class PagesSettings(Settings):
-    """Number of pages of each kind; a small installation may give fewer."""
-
-    # Documentation pages, before copies and foreign pages are added.
-    docs_pages: int = Field(2_400, ge=1)
-    code_pages: int = Field(800, ge=0)  # Pages of source code.
-    duplicates: int = Field(60, ge=0)  # Pages to repeat under a second URL.
-    near_duplicates: int = Field(60, ge=0)  # Pages to copy with 0.2% to 2% of their words changed.
-    foreign: int = Field(60, ge=0)  # Pages in other languages.
-    # Items of invented personal data to insert into documentation pages.
-    personal_data: int = Field(120, ge=0)
-    instructions: int = Field(3_000, ge=0)  # Question-answer pairs for training.
-    # Question-answer pairs for evaluation, on other names.
-    held_out_instructions: int = Field(200, ge=0)
-    # Training questions that also get a wrong answer, as preference pairs.
-    pairs: int = Field(600, ge=0)
-    # Archives of documentation pages; several, so that workers can share the work.
-    docs_files: int = Field(8, ge=1)
-    code_files: int = Field(4, ge=1)  # Archives of source code pages.
-    seed: int = 0  # Random seed.
-
-
-@dataclass(frozen=True)
-class PagesReport:
-    """Counts of the pages, faults and pairs that were made, and of sources that were skipped."""
-
-    docs: int  # All HTML pages, including copies and foreign pages.
-    code: int
-    planted: dict[str, int]  # Injected faults by kind.
-    personal_data: dict[str, int]  # Items of personal data by type.
-    instructions: int
-    held_out_instructions: int
-    pairs: int  # Preference pairs for training.
-    skipped_modules: tuple[Skipped, ...]  # Skipped modules of the standard library.
-    skipped_sources: dict[str, int]  # Skipped sources of packages, by reason.
-    bytes: int  # Total size of all archives.
-
-
 @dataclass(frozen=True)
 class _Gathered:
     articles: list[Article]
     code: list[tuple[SourceFile, bytes]]
     described: list[Described]
-    skipped_modules: tuple[Skipped, ...]
-    skipped_sources: Counter[str]
+    skipped_modules: int  # Modules of the standard library that gave no page.
 
 
-def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesReport:
-    """Write the archives and lists in `folder`, with `workers` processes.
+def build_pages(folder: str, settings: PagesSettings, workers: int) -> dict[str, int]:
+    """Write the archives and lists in `folder`, with `workers` processes; return the counts.
 
     Raises DataError if the installation has nothing that could become a docs page, and ConfigError
     if SOURCE_DATE_EPOCH is not a number.
@@ -110,38 +74,32 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
                 "no pages can be built: this Python has neither its standard library nor "
                 "packages as source code; use a Python that has"
             )
-        wanted = Wanted(
-            settings.duplicates, settings.near_duplicates, settings.foreign, settings.personal_data
-        )
-        pages, plants = plan_site(gathered.articles, wanted, settings.seed)
+        pages, plants = plan_site(gathered.articles, settings)
         sizes = [*run(_write_archive, _plan_archives(folder, pages, gathered.code, settings))]
     write_plants(storage.join(folder, "planted.json"), plants)
     train, held_out = questions.write_instructions(
         gathered.described, settings.instructions, settings.held_out_instructions, settings.seed
     )
-    _write_lines(storage.join(folder, "instructions-train.jsonl"), train)
-    _write_lines(storage.join(folder, "instructions-held-out.jsonl"), held_out)
     pairs = questions.shuffle_answers(train[: settings.pairs])
-    _write_lines(storage.join(folder, "pairs-train.jsonl"), pairs)
-    _write_lines(storage.join(folder, "pairs-held-out.jsonl"), questions.shuffle_answers(held_out))
+    wrong = questions.shuffle_answers(held_out)
     for name, text in (
+        ("instructions-train.jsonl", questions.format_lines([i.build_row() for i in train])),
+        ("instructions-held-out.jsonl", questions.format_lines([i.build_row() for i in held_out])),
+        ("pairs-train.jsonl", questions.format_lines(pairs)),
+        ("pairs-held-out.jsonl", questions.format_lines(wrong)),
         ("problems.jsonl", questions.format_problems(settings.seed)),
         ("prompts.jsonl", questions.format_prompts(held_out)),
         ("principles.txt", questions.PRINCIPLES),
     ):
         storage.write(storage.join(folder, name), text.encode())
-    return PagesReport(
-        docs=len(pages),
-        code=len(gathered.code),
-        planted=dict(sorted(Counter(plant.kind for plant in plants).items())),
-        personal_data=dict(sorted(Counter(p.what for p in plants if p.what is not None).items())),
-        instructions=len(train),
-        held_out_instructions=len(held_out),
-        pairs=len(pairs),
-        skipped_modules=gathered.skipped_modules,
-        skipped_sources=dict(sorted(gathered.skipped_sources.items())),
-        bytes=sum(sizes),
-    )
+    return {
+        "docs": len(pages),
+        "code": len(gathered.code),
+        "planted": len(plants),
+        "instructions": len(train),
+        "skipped_modules": gathered.skipped_modules,
+        "bytes": sum(sizes),
+    }
 
 
 @contextmanager
@@ -162,40 +120,31 @@ def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
     manuals, code = _share_out(
         source_pages.list_package_sources(source_pages.find_package_folders(), seed)
     )
-    skipped: Counter[str] = Counter()
     described: list[Described] = []
-    read: dict[str, None] = {}
+    read: set[str] = set()
     for reading in _iterate_readings(manuals, run):
         if len(articles) >= settings.docs_pages:
             break
-        if reading.digest in read:
-            skipped["same_as_another"] += 1
-            continue
-        read[reading.digest] = None
-        described += reading.described
-        if reading.article is None:
-            skipped[str(reading.refused)] += 1
-        else:
-            articles.append(reading.article)
+        if reading.digest not in read:
+            read.add(reading.digest)
+            described += reading.described
+            if reading.article is not None:
+                articles.append(reading.article)
     library = source_pages.list_standard_sources(seed)
     described += _collect_library_descriptions(library, settings, run)
     turns = itertools.zip_longest(code, library)
     mixed = [source for turn in turns for source in turn if source is not None]
     # Sorted by path, so that the menus of a page link to its neighbours.
     articles.sort(key=lambda article: article.path)
-    return _Gathered(
-        articles,
-        _select_code_pages(mixed, settings.code_pages),
-        described,
-        skipped_modules,
-        skipped,
-    )
+    code_pages = _select_code_pages(mixed, settings.code_pages)
+    return _Gathered(articles, code_pages, described, skipped_modules)
 
 
-def _make_library_pages(
-    settings: PagesSettings, workers: int
-) -> tuple[list[Article], tuple[Skipped, ...]]:
-    """Build the pages that every Python installation has: pydoc's and the reference's."""
+def _make_library_pages(settings: PagesSettings, workers: int) -> tuple[list[Article], int]:
+    """Build the pages that every Python installation has: pydoc's and the reference's.
+
+    Also returns the number of modules that gave no page.
+    """
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
         stdlib_pages.list_standard_modules(),
@@ -205,8 +154,7 @@ def _make_library_pages(
     pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
     topics = stdlib_pages.make_topic_pages()
     topics.sort(key=lambda page: hash_with_seed(settings.seed, page.path))
-    skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
-    return [*pages, *topics[:most]][: settings.docs_pages], skipped
+    return [*pages, *topics[:most]][: settings.docs_pages], len(outcomes) - len(pages)
 
 
 def _share_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
@@ -308,7 +256,3 @@ def _render_page(page: PlannedPage | RawPage, date: str) -> RawPage:
     if isinstance(page, RawPage):
         return page
     return RawPage(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
-
-
-def _write_lines(path: str, rows: Sequence[questions.Instruction | questions.AnswerPair]) -> None:
-    storage.write(path, "".join(row.format_line() for row in rows).encode())

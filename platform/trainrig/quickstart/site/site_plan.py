@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from trainrig import storage
+from trainrig.config import Field, Settings
 from trainrig.corpus.curation_settings import PROSE
 from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters.filters import find_first_broken_rule
@@ -31,6 +32,29 @@ from trainrig.quickstart.site.article import Article, Paragraph, build_main_text
 from trainrig.quickstart.site.page_frame import Frame, Link, render
 from trainrig.quickstart.site.personal_data import make_personal_items
 from trainrig.quickstart.site.source_pages import hash_with_seed
+
+
+class PagesSettings(Settings):
+    """Number of pages of each kind; a small installation may give fewer."""
+
+    # Documentation pages, before copies and foreign pages are added.
+    docs_pages: int = Field(2_400, ge=1)
+    code_pages: int = Field(800, ge=0)  # Pages of source code.
+    duplicates: int = Field(60, ge=0)  # Pages to repeat under a second URL.
+    near_duplicates: int = Field(60, ge=0)  # Pages to copy with 0.2% to 2% of their words changed.
+    foreign: int = Field(60, ge=0)  # Pages in other languages.
+    # Items of invented personal data to insert into documentation pages.
+    personal_data: int = Field(120, ge=0)
+    instructions: int = Field(3_000, ge=0)  # Question-answer pairs for training.
+    # Question-answer pairs for evaluation, on other names.
+    held_out_instructions: int = Field(200, ge=0)
+    # Training questions that also get a wrong answer, as preference pairs.
+    pairs: int = Field(600, ge=0)
+    # Archives of documentation pages; several, so that workers can share the work.
+    docs_files: int = Field(8, ge=1)
+    code_files: int = Field(4, ge=1)  # Archives of source code pages.
+    seed: int = 0  # Random seed.
+
 
 Kind = Literal["exact_duplicate", "near_duplicate", "foreign_language", "personal_data"]
 
@@ -242,30 +266,23 @@ class PlannedPage:
     frame: Frame
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Number of faults of each kind to inject; fewer are injected if too few pages are suitable."""
-
-    exact_duplicates: int
-    near_duplicates: int
-    foreign: int
-    personal_data: int
-
-
 def plan_site(
-    articles: Sequence[Article], wanted: Wanted, seed: int
+    articles: Sequence[Article], wanted: PagesSettings
 ) -> tuple[list[PlannedPage], list[Plant]]:
-    """Return all pages, shuffled by `seed`, and the list of injected faults.
+    """Return all pages, shuffled by the seed, and the list of injected faults.
 
-    A page is the original of at most one copy, and a page with personal data is not copied.
+    Fewer faults than `wanted` are injected if too few pages are suitable. A page is the original of
+    at most one copy, and a page with personal data is not copied.
     """
+    seed = wanted.seed
     frames = _make_frames(articles, seed)
     private = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # Pages that get personal data.
-    copies = wanted.exact_duplicates + wanted.near_duplicates
+    copies = wanted.duplicates + wanted.near_duplicates
     suitable = choose_originals(articles, frames, copies + private, seed)
     share = min(1.0, len(suitable) / (copies + private))  # Share of the wanted pages that exist.
-    exact, rest = _divide(suitable, int(share * wanted.exact_duplicates))
-    near, rest = _divide(rest, int(share * wanted.near_duplicates))
+    begin = int(share * wanted.duplicates)
+    end = begin + int(share * wanted.near_duplicates)
+    exact, near, rest = suitable[:begin], suitable[begin:end], suitable[end:]
     changed, personal = _plant_personal_data(articles, rest, wanted.personal_data, seed)
     pages = [
         PlannedPage(DOCS + article.path, changed.get(index, article), frames[index])
@@ -286,10 +303,6 @@ def plan_site(
         pages.append(PlannedPage(NOTES + article.path, article, frame))
         plants.append(Plant("foreign_language", pages[-1].url, language=frame.language))
     return sorted(pages, key=lambda page: hash_with_seed(seed, page.url)), plants
-
-
-def _divide(items: list[int], count: int) -> tuple[list[int], list[int]]:
-    return items[:count], items[count:]
 
 
 def _make_frames(articles: Sequence[Article], seed: int) -> list[Frame]:

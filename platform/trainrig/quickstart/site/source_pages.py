@@ -67,14 +67,10 @@ class Described:
 
 @dataclass(frozen=True)
 class SourceReading:
-    """The page and the descriptions of one source.
-
-    Exactly one of `article` and `refused` is None.
-    """
+    """The page of one source, or None if it has too little prose, and its descriptions."""
 
     digest: str  # Hash of the file, equal for vendored copies; the path if the file is unreadable.
     article: Article | None
-    refused: str | None
     described: tuple[Described, ...]
 
 
@@ -134,24 +130,23 @@ def _is_public(part: str) -> bool:
 
 
 def read_source(source: SourceFile) -> SourceReading:
-    """Read the page and the descriptions of a source, or the reason why it gives no page."""
+    """Read the page and the descriptions of a source, which may be unreadable or no Python."""
     try:
         data = Path(source.path).read_bytes()
     except OSError:
-        return SourceReading(source.path, None, "unreadable", ())
+        return SourceReading(source.path, None, ())
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     beginning = _cut_beginning(data)
     if sum(len(text.split()) for text in _TRIPLE_QUOTED.findall(beginning)) < _FEWEST_QUOTED:
-        return SourceReading(digest, None, "little_prose", ())
+        return SourceReading(digest, None, ())
     try:
         tree = _parse_source(beginning)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        return SourceReading(digest, None, f"unparsed_{type(error).__name__}", ())
+    except (SyntaxError, ValueError, RecursionError):
+        return SourceReading(digest, None, ())
     described = tuple(_describe_members(tree, source.module))
     article = _build_article(tree, source)
-    if count_prose_words(article) < _FEWEST_WORDS:
-        return SourceReading(digest, None, "little_prose", described)
-    return SourceReading(digest, article, None, described)
+    has_prose = count_prose_words(article) >= _FEWEST_WORDS
+    return SourceReading(digest, article if has_prose else None, described)
 
 
 def _cut_beginning(data: bytes) -> bytes:

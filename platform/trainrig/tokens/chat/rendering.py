@@ -36,16 +36,6 @@ from trainrig.tokens.chat_template import TemplateRefusal, render_chat
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.tokenizers.encode import Encoder
 
-__all__ = [
-    "ChatRenderer",
-    "MessageForm",
-    "Render",
-    "Rendered",
-    "Span",
-    "find_message_form",
-]
-
-
 _QUESTION = "probing question"
 _ANSWER = "probing answer"
 _CALL = {

@@ -56,7 +56,7 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
 
     files = plan_files.write_plan(shards, NAME, {"seed": seed}, ARRAYS, fill)
     documents = sum(shards.count_documents(source) for source in shards.sources)
-    return {"documents": documents, "bytes": _sum_bytes(files)}, files
+    return {"documents": documents, "bytes": sum(entry.bytes for entry in files.values())}, files
 
 
 def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts: Integers) -> None:
@@ -77,10 +77,6 @@ def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts
         chunk = ends[begin : begin + CHUNK]
         chunk[:] = total + np.cumsum(chunk)
         total = int(chunk[-1])
-
-
-def _sum_bytes(files: Mapping[str, FileSum]) -> int:
-    return sum(entry.bytes for entry in files.values())
 
 
 REMEDY = (

@@ -11,19 +11,8 @@ from trainrig.config import Settings
 from trainrig.manifest import FileSum
 from trainrig.tokens.rows.best_fit import BestFitRows, write_best_fit_plan
 from trainrig.tokens.rows.concatenated import Concatenated, Shuffled, write_shuffle_plan
-from trainrig.tokens.rows.plan_files import Layout
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import TokenShards
-
-__all__ = [
-    "BestFit",
-    "Concatenate",
-    "Layout",
-    "Packing",
-    "PackingPlan",
-    "open_layout",
-    "write_plans",
-]
 
 
 class Concatenate(Settings):

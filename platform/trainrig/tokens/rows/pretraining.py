@@ -26,7 +26,8 @@ from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.rows.masked_documents import MaskedDocuments, MaskedRows, UsedMasks
-from trainrig.tokens.rows.packing import Layout, open_layout
+from trainrig.tokens.rows.packing import open_layout
+from trainrig.tokens.rows.plan_files import Layout
 from trainrig.tokens.rows.timeline import Places, Timeline
 from trainrig.tokens.rows.window_order import RowStarts, WindowBlocks
 from trainrig.tokens.shards.block_cache import BlockCache

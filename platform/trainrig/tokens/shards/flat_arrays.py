@@ -193,7 +193,7 @@ class FlatArray:
         """
         if begin == end or not wanted.size:
             return np.full(wanted.shape, begin, dtype=np.int64)
-        found = begin + np.searchsorted(self._map_array()[begin:end], wanted, side)
+        found = begin + np.searchsorted(self._get_map().array[begin:end], wanted, side)
         before = self.take(np.maximum(found - 1, begin))
         behind = self.take(np.minimum(found, end - 1))
         right = side == "right"
@@ -288,10 +288,6 @@ class FlatArray:
             raise self._make_gone_error() from None
         self._check(int(content.partition("-")[0]))
         return content
-
-    def _map_array(self) -> NDArray[Any]:
-        """Return the whole array as a view of its memory-mapped file."""
-        return self._get_map().array
 
     def _get_map(self) -> "_Map":
         # A read beyond the end of a mapped file would kill the process: check the size each time.

@@ -25,28 +25,6 @@ from trainrig.tokens.special_tokens import list_special_tokens
 from trainrig.tokens.tokenizers.entry_bytes import BYTE_ENTRIES, list_byte_characters
 from trainrig.tokens.tokenizers.unigram_training import choose_pieces
 
-__all__ = [
-    "CONTINUES",
-    "GPT_2_WORDS",
-    "LLAMA_3_WORDS",
-    "NAME_BEGINS",
-    "NEVER_CHOSEN",
-    "PRINTABLE_ASCII",
-    "WORD_LIMIT",
-    "ByteLevelBPE",
-    "CountedTexts",
-    "Trained",
-    "Unigram",
-    "WordPiece",
-    "Words",
-    "WordsOrNone",
-    "check_vocabulary_reached",
-    "make_plain_splitter",
-    "make_word_splitter",
-    "serialise_tokenizer",
-]
-
-
 # "gpt2" keeps a number whole. "llama3" (arXiv:2407.21783) splits it into groups of three digits,
 # and a word includes a punctuation mark directly before it.
 Words = Literal["gpt2", "llama3"]

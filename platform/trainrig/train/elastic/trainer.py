@@ -37,21 +37,6 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.worker_settings import WorkerBounds, parse_bounds
 from trainrig.train.training_job import ExtraActors, TrainingJob
 
-__all__ = [
-    "CONCURRENT_PROBES",
-    "ENDS_WITHIN",
-    "MAX_CONCURRENT_CALLS",
-    "RayCluster",
-    "TrainingResult",
-    "Watched",
-    "check_fit",
-    "log",
-    "run",
-    "start_fork_servers",
-    "warn_of_emulation",
-]
-
-
 log = logging.getLogger(__name__)
 
 ENDS_WITHIN = 3.0  # s for calls to an unresponsive Ray cluster

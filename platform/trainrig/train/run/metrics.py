@@ -19,12 +19,12 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainrig import storage
 from trainrig.processes import append_log
-from trainrig.train.run.metric_table import TABLE
 
 if TYPE_CHECKING:  # readers of metrics need no torch
     from trainrig.train.evaluations import ScoredCheckpoint
@@ -33,6 +33,18 @@ if TYPE_CHECKING:  # readers of metrics need no torch
 log = logging.getLogger(__name__)
 
 
+class Metric(NamedTuple):
+    """One metric of a run: a row of the table in metrics.md."""
+
+    name: str  # Words in capitals are placeholders.
+    unit: str
+    source: str  # Measured by, and when.
+    meaning: str
+
+
+TABLE_TEXT = files("trainrig.train.run").joinpath("metrics.md").read_text("utf-8")
+_CELLS = re.compile(r"\| `(.+?)` \| (.*?) \| (.+?) \| (.+) \|")
+TABLE = tuple(Metric(*cells) for cells in _CELLS.findall(TABLE_TEXT))
 _FAMILY = re.compile("[A-Z]+")
 NAMES = {metric.name: metric.meaning for metric in TABLE if not _FAMILY.search(metric.name)}
 LOSSES = re.compile(
