@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 LANGUAGE = "language"  # the column that `languages` refers to
 LANGUAGE_SCORE = "language_score"
+LANGUAGE_SHARE = "language_share"
 PAGE_KIND = "page_kind"  # the column that `page_kinds` refers to
 
 Columns = Mapping[str, NDArray[Any]]

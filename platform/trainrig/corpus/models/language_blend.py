@@ -143,7 +143,7 @@ def _find_scripts(
     blocks: NDArray[np.int64],
     scripts: NDArray[np.int64],
 ) -> None:
-    """Write the script that most letters of each text have; -1: none, or one with many languages."""
+    """Write the script of most letters of each text; -1: none, or one with many languages."""
     counts = np.empty(len(blocks), np.int64)
     for number in range(len(chosen)):
         counts[:] = 0

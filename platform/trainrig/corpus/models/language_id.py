@@ -113,9 +113,7 @@ def _apply_lid(
     lid = _load_identifier()
     kept = np.zeros((len(chosen) if keep else 0, len(lid.labels)), np.float32)
     known = _open_known_words()
-    _identify(
-        *batch, chosen, known, lid.rows, lid.end, lid.tree, lid.output, labels, scores, kept
-    )
+    _identify(*batch, chosen, known, lid.rows, lid.end, lid.tree, lid.output, labels, scores, kept)
     return kept
 
 
