@@ -84,9 +84,14 @@ class ByteScores(NamedTuple):
 
 
 def score_bytes(texts: Sequence[str], n_grams: ByteNGrams) -> ByteScores:
-    """Score each class of `n_grams` for each of `texts`, in Unicode's composed form."""
+    """Score each class of `n_grams` for each of `texts`.
+
+    Texts are read in Unicode's composed form, with single spaces between their words and around
+    them: the first and the last word then have the n-grams of words within a text.
+    """
     encoded = [
-        unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass") for text in texts
+        f" {' '.join(unicodedata.normalize('NFC', text).split())} ".encode("utf-8", "surrogatepass")
+        for text in texts
     ]
     sizes = np.array([len(data) for data in encoded], np.int64)
     starts = np.zeros(len(texts) + 1, np.int64)
