@@ -86,3 +86,9 @@ def test_other_files_are_refused_by_name(tmp_path: Path, data: bytes):
     with pytest.raises(DataError, match="is not a model of py3langid") as found:
         read_byte_model(path)
     assert str(path) in str(found.value)
+
+
+def test_a_missing_package_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"py3langid.*not installed.*pip install"):
+        find_model()

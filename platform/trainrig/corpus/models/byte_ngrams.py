@@ -47,7 +47,11 @@ class ByteModel(NamedTuple):
 def find_model() -> Path:
     """Return the path of the model in the package py3langid, which is not imported."""
     package = importlib.util.find_spec("py3langid")
-    assert package is not None and package.origin is not None
+    if package is None or package.origin is None:
+        raise DataError(
+            "the package py3langid, which has the model of short texts' languages, is not "
+            'installed; run `pip install "py3langid>=0.4,<0.5"`, or set language.model = "lid.176"'
+        )
     return Path(package.origin).parent / "data" / "model.npz.xz"
 
 
