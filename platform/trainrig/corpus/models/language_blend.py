@@ -28,15 +28,15 @@ from trainrig.corpus.signals.text_arrays import LETTER, TextBatch
 class _Weights(NamedTuple):
     """The fitted numbers of the blend."""
 
-    lid_weight: float = 0.25
-    lid_floor: float = 1.234e-4  # added to each likelihood of lid.176, which may be 0
-    ngram_weight: float = 2.786
-    ngram_decay: float = 0.745
-    only_lid_weight: float = 1.294
-    # Raised from the fitted -0.28. So the languages that only lid.176 knows, which are rare in the
+    lid_weight: float = 0.247
+    lid_floor: float = 1.234e-4  # e^-9, added to each likelihood of lid.176, which may be 0
+    ngram_weight: float = 2.785
+    ngram_decay: float = 0.742
+    only_lid_weight: float = 1.28
+    # Raised from the fitted -0.32. So the languages that only lid.176 knows, which are rare in the
     # fit, are found as often as by lid.176 alone (docs/evidence/curation.md).
     only_lid: float = 0.8
-    only_ngrams: float = -3.262
+    only_ngrams: float = -3.03
 
 
 _WEIGHTS = np.array(_Weights())
