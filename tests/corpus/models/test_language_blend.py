@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.models import language_blend
 from trainrig.corpus.models.byte_ngrams import ByteScores
 from trainrig.corpus.models.language_blend import blend, match_classes
+from trainrig.corpus.models.language_id import list_language_codes
 from trainrig.corpus.signals.text_arrays import build_batch
 
 LABELS = ("en", "de", "bar", "sh", "ja", "zh", "ko", "yi", "he", "hi", "mr")
@@ -82,6 +83,13 @@ def test_letters_of_a_script_leave_the_languages_of_that_script(text: str, codes
 @pytest.mark.parametrize("text", ["only latin", "an English sentence: 한글", "123", "水車"])
 def test_other_texts_are_left_to_the_models(text: str):
     assert blend_undecided([text])[0] == blend_undecided(["plain"])[0]
+
+
+def test_languages_of_scripts_are_those_of_the_model():
+    named = {code for _, _, codes in language_blend._SCRIPTS for code in codes}
+    assert named <= set(list_language_codes())
+    starts = [first for first, _, _ in language_blend._SCRIPTS]
+    assert starts == sorted(starts)  # searched by halving
 
 
 def test_serbo_croatian_is_never_named():
