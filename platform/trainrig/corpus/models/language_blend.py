@@ -155,7 +155,8 @@ def _find_scripts(
             if code < blocks[0, 0]:
                 letters += letter
                 continue
-            han += _HAN[0] <= code <= _HAN[1]
+            if _HAN[0] <= code <= _HAN[1]:
+                han += 1
             block = np.searchsorted(blocks[:, 0], code, side="right") - 1
             if code <= blocks[block, 1]:
                 # Vowel signs count as well, as they follow letters of the same script.

@@ -38,4 +38,5 @@ def measure_language_share(
     total = np.bincount(places, sizes, len(texts))
     own = np.bincount(places, sizes * same, len(texts))
     share = np.divide(own, total, out=np.ones(len(texts)), where=total > 0)
-    return np.rint(share * 1000) / 1000
+    rounded: NDArray[np.float64] = np.rint(share * 1000) / 1000
+    return rounded
