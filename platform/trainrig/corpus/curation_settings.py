@@ -107,7 +107,7 @@ class Buckets(config.Settings):
 
 
 class LanguageSettings(config.Settings):
-    """How the language of each text is identified."""
+    """Models and columns of the languages of texts."""
 
     # "blend": fastText's lid.176, and n-grams of bytes as well for texts of up to 2,000 characters.
     # "lid.176": fastText's model alone.

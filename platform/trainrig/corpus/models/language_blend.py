@@ -81,7 +81,7 @@ _KANA_SHARE = 0.2
 
 
 class Classes(NamedTuple):
-    """How the labels of lid.176 and the classes of the n-grams correspond. L labels, K classes."""
+    """Correspondence of the L labels of lid.176 with the K classes of the n-grams, S scripts."""
 
     targets_K: NDArray[np.int64]  # label of each class; L and above: other languages; -1: none
     others: int  # languages that only the n-grams know

@@ -137,7 +137,7 @@ def _blend_models(
 
 
 def list_language_codes() -> tuple[str, ...]:
-    """Return the codes of the languages that texts are identified as: those of lid.176."""
+    """Return the codes of all languages that a text can be identified as, from lid.176."""
     return tuple(_load_model().labels)
 
 
