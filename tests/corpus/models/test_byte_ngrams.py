@@ -1,3 +1,4 @@
+import io
 import lzma
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,24 @@ def test_other_files_are_refused_by_name(tmp_path: Path, data: bytes):
     with pytest.raises(DataError, match="is not a model of py3langid") as found:
         read_byte_model(path)
     assert str(path) in str(found.value)
+
+
+@pytest.mark.parametrize("wrong", [40.0, -40.0, np.nan])
+def test_a_log_probability_that_steps_cannot_hold_is_refused(tmp_path: Path, wrong: float):
+    arrays = {
+        "ptc": np.array([[-1.0], [wrong]], np.float16),
+        "pc": np.zeros(1, np.float32),
+        "classes": np.array(["en"]),
+        "nextmove": np.zeros(256, np.uint32),
+        "nextmove_row": np.zeros(1, np.uint16),
+        "out_feat": np.zeros(1, np.int32),
+    }
+    plain = io.BytesIO()
+    np.savez(plain, **arrays)
+    path = tmp_path / "model.npz.xz"
+    path.write_bytes(lzma.compress(plain.getvalue()))
+    with pytest.raises(DataError, match="outside -32 to 32"):
+        read_byte_model(path)
 
 
 def test_a_missing_package_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

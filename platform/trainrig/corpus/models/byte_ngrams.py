@@ -25,6 +25,7 @@ from trainrig.errors import DataError
 # Steps of a stored log-probability. The file has half-precision numbers of 1 to 32 nats, whose
 # steps are 1/1024 or multiples of that.
 _STEPS = 1024
+_ROWS = 4_096  # n-grams whose log-probabilities are converted at a time
 _LANES = 16  # texts that the automaton reads together
 
 
@@ -60,25 +61,31 @@ def read_byte_model(path: Path) -> ByteModel:
     """Read the model at `path`. Raises DataError if it is not a model of this kind."""
     try:
         with np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        n_grams = ByteNGrams(
-            arrays["nextmove"].reshape(-1, 256).astype(np.uint32),
-            arrays["nextmove_row"].astype(np.uint32),
-            arrays["out_feat"].astype(np.int32),
-            _count_steps(arrays["ptc"]),
-            arrays["pc"].astype(np.float32),
-        )
+            # The largest arrays are read one after another, so that less memory is in use at once.
+            steps = _count_steps(file["ptc"])
+            transitions = file["nextmove"].astype(np.uint32, copy=False).reshape(-1, 256)
+            n_grams = ByteNGrams(
+                transitions,
+                file["nextmove_row"].astype(np.uint32),
+                file["out_feat"].astype(np.int32),
+                steps,
+                file["pc"].astype(np.float32),
+            )
+            names = tuple(file["classes"].tolist())
     except (lzma.LZMAError, ValueError, KeyError, OSError, EOFError) as error:
         raise DataError(f"{path} is not a model of py3langid 0.4 or later: {error}") from None
-    return ByteModel(tuple(arrays["classes"].tolist()), n_grams)
+    return ByteModel(names, n_grams)
 
 
 def _count_steps(log_probabilities: NDArray[np.float16]) -> NDArray[np.int16]:
-    steps = log_probabilities.astype(np.float32)
-    steps *= _STEPS
-    if np.abs(steps).max() > np.iinfo(np.int16).max:
-        raise ValueError("a log-probability is outside -32 to 32")
-    return np.rint(steps, out=steps).astype(np.int16)
+    counted = np.empty(log_probabilities.shape, np.int16)
+    most = np.iinfo(np.int16).max
+    for first in range(0, len(counted), _ROWS):
+        steps = log_probabilities[first : first + _ROWS].astype(np.float32) * _STEPS
+        if not np.abs(steps).max() <= most:  # NaN is refused as well
+            raise ValueError("a log-probability is outside -32 to 32")
+        counted[first : first + _ROWS] = np.rint(steps)
+    return counted
 
 
 class ByteScores(NamedTuple):
