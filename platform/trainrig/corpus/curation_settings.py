@@ -27,7 +27,8 @@ from trainrig.corpus.filters.filters import (
 )
 from trainrig.corpus.filters.general_rules import PERMISSION_COLUMNS
 from trainrig.corpus.filters.published_rules import load_datatrove
-from trainrig.corpus.limits import PAGE_KIND
+from trainrig.corpus.limits import LANGUAGE_SHARE, PAGE_KIND
+from trainrig.corpus.models.language_id import LanguageModel
 from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
@@ -58,6 +59,8 @@ def _suggest_measure(column: str) -> str:
         return "; name lists of domains and words in [urls]"
     if column in PERMISSION_COLUMNS:
         return "; set permissions = true in its extractor"
+    if column == LANGUAGE_SHARE:
+        return "; set paragraphs = true in [language]"
     if column == PAGE_KIND:
         return "; set page_kind = true in its extractor"
     if column == BadWords.model_fields["column"].default:
@@ -101,6 +104,17 @@ class Buckets(config.Settings):
                 f"shares ({self.shares[0]}, {self.shares[1]}) must increase between 0 and 1"
             )
         return self
+
+
+class LanguageSettings(config.Settings):
+    """Models and columns of the languages of texts."""
+
+    # "blend": fastText's lid.176, and n-grams of bytes as well for texts of up to 2,000 characters.
+    # "lid.176": fastText's model alone.
+    model: LanguageModel = "blend"
+    # Whether to add the column `language_share`, the share of a text's long lines that are in its
+    # language. The lines are identified one by one, in about 0.2 ms a page.
+    paragraphs: bool = False
 
 
 class CurationSource(config.Settings):
@@ -164,7 +178,7 @@ class Curation(config.RunFile):
     extends_finished: ClassVar[bool] = True
     progress: ClassVar[config.ProgressUnit] = "splits"
     estimate: ClassVar[str] = "trainrig.corpus.curation_settings:odds_of_comparison"
-    output_format: ClassVar[int] = 3  # 3: an IBAN has the format of its country
+    output_format: ClassVar[int] = 4  # 4: two models identify the language of short texts
 
     stage: Literal["curate"] = "curate"
     output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or in a bucket
@@ -174,6 +188,7 @@ class Curation(config.RunFile):
     sources: tuple[CurationSource, ...] = Field(min_length=1)
     pii: PII = PII()  # kinds of personal data to mask
     urls: UrlLists = UrlLists()  # lists of domains and words that filters of URLs use
+    language: LanguageSettings = LanguageSettings()  # how languages are identified
     # Models that score each text; each writes a column that rules may bound.
     scorers: tuple[Scorer, ...] = ()
     # How to fill the column `bucket`; None: the column stays empty.
@@ -290,6 +305,7 @@ class Curation(config.RunFile):
         return (
             *MEASURED,
             *(load_datatrove().DATATROVE_SIGNALS if self.needs_datatrove else ()),
+            *((LANGUAGE_SHARE,) if self.language.paragraphs else ()),
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
             *(scorer.column for scorer in self.scorers),
         )

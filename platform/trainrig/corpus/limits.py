@@ -16,6 +16,7 @@ from trainrig.corpus.array_types import Bools, Float64s
 
 LANGUAGE = "language"  # the column that `languages` refers to
 LANGUAGE_SCORE = "language_score"
+LANGUAGE_SHARE = "language_share"
 PAGE_KIND = "page_kind"  # the column that `page_kinds` refers to
 
 Columns = Mapping[str, NDArray[Any]]

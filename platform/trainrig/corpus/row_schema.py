@@ -5,6 +5,7 @@ import pyarrow as pa
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.extract.page_permissions import ROBOTS_REFUSALS
 from trainrig.corpus.filters.published_rules import load_datatrove
+from trainrig.corpus.limits import LANGUAGE_SHARE
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.corpus.url_blocklist import URL_COLUMNS
 
@@ -67,8 +68,11 @@ def build_pool_schema(run: Curation) -> pa.Schema:
     permissions = list(PERMISSIONS) if reads_permissions else []
     finds_page_kind = any(source.finds_page_kind for source in run.sources)
     page_kinds = list(PAGE_KIND) if finds_page_kind else []
+    languages = [pa.field(LANGUAGE_SHARE, pa.float64())] if run.language.paragraphs else []
     urls = [pa.field(name, pa.int64()) for name in URL_COLUMNS if name in run.measured]
-    return pa.schema([*DOCUMENT, *permissions, *page_kinds, *signals, *urls, *rewrites, *scores])
+    return pa.schema(
+        [*DOCUMENT, *permissions, *page_kinds, *languages, *signals, *urls, *rewrites, *scores]
+    )
 
 
 def list_integer_columns(run: Curation) -> frozenset[str]:

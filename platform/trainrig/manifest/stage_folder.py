@@ -24,6 +24,7 @@ LIBRARIES = (
     "ftfy",
     "numba",
     "numpy",
+    "py3langid",
     "pyarrow",
     "python-stdnum",
     "ray",

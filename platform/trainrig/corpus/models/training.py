@@ -65,6 +65,7 @@ class ClassifierTraining(RunFile):
 
     verb: ClassVar[str] = "classifier"
     progress: ClassVar[ProgressUnit] = "splits"
+    output_format: ClassVar[int] = 2  # 2: two models identify the language of short texts
 
     stage: Literal["classifier"] = "classifier"
     positives: TextFiles  # texts that are wanted

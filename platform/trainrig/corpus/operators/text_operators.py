@@ -11,7 +11,9 @@ from pydantic import Field
 
 from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.corpus.filters.published_rules import load_datatrove
-from trainrig.corpus.models.language_id import identify_all
+from trainrig.corpus.limits import LANGUAGE_SHARE
+from trainrig.corpus.models.language_id import LanguageModel, identify_all
+from trainrig.corpus.models.paragraph_languages import measure_language_share
 from trainrig.corpus.models.scorers import Scorer
 from trainrig.corpus.rewrite import Rewrite as AnyRewrite
 from trainrig.corpus.rewrite.pii_mask import PII, MaskedSpan, Pseudonyms, mask
@@ -28,12 +30,14 @@ class Rewrite(TableOperator):
 
     # Changes to each text, in this order.
     rewrites: tuple[AnyRewrite, ...] = Field(min_length=1)
+    # How the language of a text is identified, on which some rewrites depend; see `Language`.
+    language_model: LanguageModel = "blend"
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with changed texts and the numbers of changes."""
         self.require_columns(rows, ["text"], _TEXT)
         texts = read_strings(rows["text"])
-        languages, _ = identify_all(texts)
+        languages, _ = identify_all(texts, model=self.language_model)
         for rewrite in self.rewrites:
             changed = [rewrite.apply(text, c) for text, c in zip(texts, languages, strict=True)]
             texts = [text for text, _ in changed]
@@ -99,13 +103,23 @@ def _describe_span(span: MaskedSpan) -> dict[str, str | int]:
 class Language(TableOperator):
     """Identify the language of each text, by fastText's model of 176 languages.
 
-    Adds `language`, an ISO 639 code, and `language_score`, from 0 to 1.
+    Texts of up to 2,000 characters are scored by n-grams of bytes as well. Adds `language`, an ISO
+    639 code, and `language_score`, from 0 to 1.
     """
+
+    # "blend", or "lid.176" for fastText's model alone.
+    model: LanguageModel = "blend"
+    # Whether to add `language_share`, the share of long lines that are in the text's language.
+    paragraphs: bool = False
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with their languages."""
         self.require_columns(rows, ["text"], _TEXT)
-        languages, scores = identify_all(read_strings(rows["text"]))
+        texts = read_strings(rows["text"])
+        languages, scores = identify_all(texts, model=self.model)
+        if self.paragraphs:
+            shares = pa.array(measure_language_share(texts, languages, self.model), pa.float64())
+            rows = put_column(rows, LANGUAGE_SHARE, shares)
         rows = put_column(rows, "language", pa.array(languages, pa.string()))
         return put_column(rows, "language_score", pa.array(scores, pa.float64()))
 

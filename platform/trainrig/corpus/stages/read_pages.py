@@ -135,10 +135,10 @@ def list_operators(run: Curation, source: CurationSource) -> list[TableOperator]
     if run.urls != UrlLists():
         operators.append(MatchUrls(urls=run.urls))
     if source.rewrites:
-        operators.append(Rewrite(rewrites=source.rewrites))
+        operators.append(Rewrite(rewrites=source.rewrites, language_model=run.language.model))
     operators += [
         MaskPersonalData(kinds=run.pii.kinds, pseudonyms=run.pii.pseudonyms),
-        Language(),
+        Language(model=run.language.model, paragraphs=run.language.paragraphs),
         Measure(datatrove=run.needs_datatrove),
     ]
     if run.scorers:

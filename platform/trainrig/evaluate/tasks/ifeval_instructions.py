@@ -83,7 +83,7 @@ def _compare_letter_frequency(text: str, arguments: Arguments) -> bool:
 def _is_in_language(text: str, arguments: Arguments) -> bool:
     from trainrig.corpus.models.language_id import identify
 
-    return identify(text).code == str(arguments["language"])
+    return identify(text, model="lid.176").code == str(arguments["language"])
 
 
 def _matches_first_word(text: str, arguments: Arguments) -> bool:
