@@ -20,6 +20,7 @@ Shapes: B completions of a micro-batch, T positions, G prompts, S completions of
 """
 
 import functools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,7 @@ class RolloutBatches(RolloutMaker):
             batches.FLAT: np.repeat(
                 np.array([group.flat for group in groups], dtype=np.int64), samples
             ),
+            **_compare_completions(groups),
             batches.REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
             batches.FINISHED: np.array([row.finished for row in rows], dtype=np.int64),
             batches.LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
@@ -380,6 +382,24 @@ def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
     if run.teacher and not (run.rewards or further):
         return WeightedRewards(())
     return build_rewards(run.rewards, further)
+
+
+def _compare_completions(groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
+    """Return the arrays `DISTINCT` and `SHARED` of the completions in `groups`, by their tokens."""
+    counts = [Counter(tuple(said.ids) for said in group.transcripts) for group in groups]
+    everywhere = sum(counts, start=Counter[tuple[int, ...]]())
+    samples = len(groups[0].transcripts)
+    others = max(1, (len(groups) - 1) * samples)  # completions of other prompts
+    distinct = [len(count) / samples for count in counts]
+    shared = [
+        (everywhere[tuple(said.ids)] - count[tuple(said.ids)]) / others
+        for group, count in zip(groups, counts, strict=True)
+        for said in group.transcripts
+    ]
+    return {
+        batches.DISTINCT: np.repeat(np.array(distinct, dtype=np.float32), samples),
+        batches.SHARED: np.array(shared, dtype=np.float32),
+    }
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:
