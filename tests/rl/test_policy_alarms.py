@@ -1,6 +1,7 @@
 """Alarms of runs that learn and of runs that are misled, on sums; figures are in `results`.
 
-Each start is the first checkpoint of tuning that gets about half of the held-out sums right.
+The answer to `a+b=` is the last digit of the sum. All runs start from the first checkpoint of
+tuning that gets about half of the 100 sums right.
 """
 
 import json
@@ -8,6 +9,7 @@ import json
 import pytest
 
 from trainrig.train.run import metrics
+from trainrig.train.run.policy_alarms import PolicyRules, read_policy_facts
 from trainrig.train.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]
@@ -27,20 +29,22 @@ BODIES = {
     "length": "len(completion)",
     "sevens": "completion.count('7')",
 }
-# Name: rewards, seed, steps, other settings, alarms that must be raised, and none else.
+LEARNING = {"warmup": 10}
+# Name: rewards, seed, steps, other settings, and the alarms that must be raised: no other may be.
 RUNS = {
-    "exact, seed 0": (None, 0, 200, {"warmup": 10}, set()),
-    "inverted": ("inverted", 0, 60, {"warmup": 10}, {"reward_hacking"}),
-    "length": ("length", 0, 60, {"warmup": 10}, {"reward_hacking", "length_growth"}),
-    "sevens": ("sevens", 0, 100, {"warmup": 10}, {"reward_hacking", "policy_collapse"}),
-    "coin, no reference": ("coin", 0, 200, {"lr": 1e-4}, {"policy_drift"}),
-    "coin, held": ("coin", 0, 150, {"lr": 1e-4, **HELD}, set()),
-    "constant": ("constant", 0, 60, {}, {"policy_collapse"}),
-    "exact, PPO": (None, 0, 150, PPO, set()),
-    "exact, two updates": (None, 0, 100, {"warmup": 10, "rollouts": {"updates": 2}}, set()),
-    "exact, rate 1e-2": (None, 0, 60, {"lr": 1e-2, "warmup": 10}, {"policy_collapse"}),
-    "exact, seed 1": (None, 1, 200, {"warmup": 10}, set()),
-    "exact, seed 2": (None, 2, 200, {"warmup": 10}, set()),
+    "exact": (None, 0, 100, LEARNING, set()),
+    "inverted": ("inverted", 0, 60, LEARNING, {"reward_hacking"}),
+    "length": ("length", 0, 60, LEARNING, {"reward_hacking"}),
+    "sevens": ("sevens", 0, 60, LEARNING, {"reward_hacking", "policy_collapse"}),
+    "constant": ("constant", 0, 20, {}, {"policy_collapse"}),
+    "coin": ("coin", 0, 100, LEARNING, {"policy_drift"}),
+    "coin, held": ("coin", 0, 100, {"lr": 1e-4, **HELD}, set()),
+    "exact, seed 1": (None, 1, 100, LEARNING, set()),
+    "exact, PPO": (None, 0, 100, PPO, set()),
+    "exact, two updates": (None, 0, 100, {**LEARNING, "rollouts": {"updates": 2}}, set()),
+    "exact, rate 1e-2": (None, 0, 60, {"lr": 1e-2}, {"policy_drift"}),
+    "exact, seed 2": (None, 2, 100, LEARNING, set()),
+    "exact, held": (None, 0, 100, {"lr": 1e-4, **HELD}, set()),
 }
 
 
@@ -70,27 +74,64 @@ def summarise(lines):
     }
 
 
+def tune_half(bench):
+    """Return the prompts, the first checkpoint that gets about half right, and the exact share."""
+    rows = [
+        {"prompt": f"{a}+{b}=", "completion": str((a + b) % 10)}
+        for a in range(10)
+        for b in range(10)
+    ]
+    prompts = bench.write("digits", rows)
+    bench.encode("digits", [prompts])
+    bench.model("fresh", 64, 10)
+    bench.tune("tuned", "fresh", 300, rows="digits", keep_every=10)
+    for step in range(50, 301, 10):
+        start = f"tuned/checkpoints/step_{step:08d}"
+        share = measure_exact(bench, prompts, start)
+        if share >= 0.45:
+            return prompts, start, share
+    raise AssertionError(f"{share} right after 300 steps")
+
+
+def measure_exact(bench, prompts, model):
+    """Return the share of likeliest answers that are right."""
+    name = f"exact of {model.replace('/', ' ')}"
+    return bench.sample(name, model, prompts, samples=1, temperature=0.0)["reward"]
+
+
+def list_alarms(folder):
+    """Return the alarms that held after any line of a run, with the step, as the run names them."""
+    rules = PolicyRules(read_policy_facts(folder))
+    found = {}
+    for line in metrics.read_series(folder):
+        rules.hear(line)
+        for alarm in rules.list_holding():
+            found.setdefault(alarm.name, [line["step"], alarm.what])
+    return found
+
+
 def test_alarms_name_what_misleads_a_policy_and_are_silent_while_it_learns(bench, write_result):
-    starts = {}
+    prompts, start, share = tune_half(bench)
     found = {}
     for name, (kind, seed, steps, changes, expected) in RUNS.items():
-        if seed not in starts:
-            starts[seed] = bench.tune_start(seed)
-        start, share = starts[seed]
         at = name.replace(", ", "-").replace(" ", "-")
         folder = bench.reinforce(
-            at, start, steps, seed, rewards=make_rewards(bench, kind), **changes
-        )
+            at, start, steps, seed,
+            **{"lr": 3e-4, **changes},
+            prompts={"paths": (prompts,), "chat": True},
+            rewards=make_rewards(bench, kind),
+        )  # fmt: skip
         events = RunFolder(folder).read_events()
         found[name] = {
             "steps": steps,
-            "exact": [share, bench.exact(at)[0]],
+            "exact": [share, measure_exact(bench, prompts, at)],
             **summarise(metrics.read_series(folder)),
             "expected": sorted(expected),
-            "alarms": sorted({event["name"] for event in events if event["event"] == "alarm"}),
+            "raised": sorted({event["name"] for event in events if event["event"] == "alarm"}),
+            "alarms": list_alarms(folder),
         }
         print(json.dumps({name: found[name]}), flush=True)
-        write_result("alarms.json", found)
-    assert {name: row["alarms"] for name, row in found.items()} == {
+        write_result("alarms.json", {"runs": found})
+    assert {name: sorted(row["alarms"]) for name, row in found.items()} == {
         name: row["expected"] for name, row in found.items()
     }
