@@ -1,7 +1,7 @@
-"""Alarms of runs that learn and of runs that are misled, on sums; figures are in `results`.
+"""Alarms of runs that learn and of runs that are misled; figures are in `results`.
 
-The answer to `a+b=` is the last digit of the sum. All runs start from the first checkpoint of
-tuning that gets about half of the 100 sums right.
+The answer to `a or b=` is the larger of two digits. All runs start from the first checkpoint of
+tuning that gets about half of the 100 prompts right.
 """
 
 import json
@@ -77,15 +77,15 @@ def summarise(lines):
 def tune_half(bench):
     """Return the prompts, the first checkpoint that gets about half right, and the exact share."""
     rows = [
-        {"prompt": f"{a}+{b}=", "completion": str((a + b) % 10)}
+        {"prompt": f"{a} or {b}=", "completion": str(max(a, b))}
         for a in range(10)
         for b in range(10)
     ]
-    prompts = bench.write("digits", rows)
-    bench.encode("digits", [prompts])
+    prompts = bench.write("pairs", rows)
+    bench.encode("pairs", [prompts])
     bench.model("fresh", 64, 10)
-    bench.tune("tuned", "fresh", 300, rows="digits", keep_every=10)
-    for step in range(50, 301, 10):
+    bench.tune("tuned", "fresh", 300, rows="pairs", keep_every=10)
+    for step in range(30, 301, 10):
         start = f"tuned/checkpoints/step_{step:08d}"
         share = measure_exact(bench, prompts, start)
         if share >= 0.45:

@@ -85,7 +85,7 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import OnlineSource, TrainingJob
 
 TIMEOUT = timedelta(seconds=60)  # no test reaches it: ranks whose peers die fail at once
 
@@ -236,9 +236,16 @@ def train(
             make = job.make_batches
             # Nothing is prefetched, so that all earlier steps are done.
             training = job.training.model_copy(update={"prefetch_steps": 0})
-            job = dataclasses.replace(
-                job, training=training, make_batches=lambda: Faulty(make(), step, how)
-            )
+
+            def make_faulty() -> Faulty:
+                sound = make()
+                # As a Faulty it would be taken for batches that need no other rank, and the other
+                # ranks would wait for this one without end.
+                if isinstance(sound, OnlineSource):
+                    raise ValueError(f"fault '{how}': use 'die before training' for online batches")
+                return Faulty(sound, step, how)
+
+            job = dataclasses.replace(job, training=training, make_batches=make_faulty)
     heartbeats = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNSUPERVISED
     if poison:
         objective: Any = Poisoned(job.objective, poison)
