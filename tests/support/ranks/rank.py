@@ -119,6 +119,22 @@ def die_after_saving() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _die_before_training(step: int) -> None:
+    """Have this rank die once the batch of `step` is stored, before it is trained on.
+
+    A Faulty does not do for batches that ranks make together: it is no OnlineSource, so this rank
+    would not take part in making them, and the other ranks would wait for it without end.
+    """
+    prepare = StoredRollouts.prepare
+
+    def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
+        prepare(batches, *more)
+        if batches.state.data_step == step:
+            die_after_saving()
+
+    StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
 class Lacking:
     """Batches without the data of some steps."""
@@ -223,29 +239,16 @@ def train(
                 sound(target, manifest)
 
             saver.commit = commit
-        elif how == "die before training":
-            prepare = StoredRollouts.prepare
-
-            def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
-                prepare(batches, *more)
-                if batches.state.data_step == step:
-                    die_after_saving()
-
-            StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
+        elif how == "die before training" or isinstance(job.make_batches(), OnlineSource):
+            assert how.startswith("die"), f"fault '{how}': not for batches that ranks make together"
+            _die_before_training(step)
         else:
             make = job.make_batches
             # Nothing is prefetched, so that all earlier steps are done.
             training = job.training.model_copy(update={"prefetch_steps": 0})
-
-            def make_faulty() -> Faulty:
-                sound = make()
-                # As a Faulty it would be taken for batches that need no other rank, and the other
-                # ranks would wait for this one without end.
-                if isinstance(sound, OnlineSource):
-                    raise ValueError(f"fault '{how}': use 'die before training' for online batches")
-                return Faulty(sound, step, how)
-
-            job = dataclasses.replace(job, training=training, make_batches=make_faulty)
+            job = dataclasses.replace(
+                job, training=training, make_batches=lambda: Faulty(make(), step, how)
+            )
     heartbeats = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNSUPERVISED
     if poison:
         objective: Any = Poisoned(job.objective, poison)
