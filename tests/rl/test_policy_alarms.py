@@ -38,7 +38,15 @@ RUNS: dict[str, Any] = {
     "length": ("length", 0, 60, LEARNING, {"reward_hacking"}, {"length_growth", "policy_drift"}),
     "sevens": ("sevens", 0, 60, LEARNING, {"reward_hacking"}, {"policy_collapse", "length_growth"}),
     "constant": ("constant", 0, 20, {}, {"policy_collapse"}, set()),
-    "coin": ("coin", 0, 100, LEARNING, {"policy_drift"}, set()),
+    # With 100 prompts, a policy can learn which answers the coin prefers.
+    "coin": (
+        "coin",
+        0,
+        100,
+        LEARNING,
+        {"reward_hacking"},
+        {"policy_drift", "policy_collapse"},
+    ),
     "coin, held": ("coin", 0, 100, {"lr": 1e-4, **HELD}, set(), set()),
     "exact, seed 1": (None, 1, 100, LEARNING, set(), set()),
     "exact, PPO": (None, 0, 100, PPO, set(), set()),

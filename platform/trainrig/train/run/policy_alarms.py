@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from trainrig import storage
-from trainrig.objectives.objective_kinds import Policy
+from trainrig.objectives.objective_kinds import find_kind
+from trainrig.objectives.policy.policy_gradient import PolicyGradient
 from trainrig.train.run.alarm_rules import Alarm, Line
 
 PREFIX = "train/diagnostics/"
@@ -94,7 +94,10 @@ def read_policy_facts(folder: str) -> PolicyFacts | None:
     run: Mapping[str, Any] = tomllib.loads(storage.read(path).decode())
     if run["stage"] != "rl":
         return None
-    objective = TypeAdapter[Policy](Policy).validate_python(run["objective"])
+    kind = find_kind(run["objective"]["kind"])
+    assert kind is not None, "the run file was checked"
+    objective = kind.model_validate(run["objective"])
+    assert isinstance(objective, PolicyGradient), "all objectives of rl are"
     rollouts = run["rollouts"]
     return PolicyFacts(
         measured=tuple(part["name"] for part in run.get("rewards", ()) if part["weight"] == 0),
@@ -171,6 +174,7 @@ class PolicyRules:
         self._scores: dict[str, dict[int, float]] = defaultdict(dict)
         self._trends: dict[str, Trend] = {}
         self._size = FEWEST
+        self._held: dict[str, tuple[int, Alarm]] = {}  # (batches when it held last, alarm)
 
     def hear(self, line: Line) -> None:
         """Record a line of metrics. A line of a batch replaces earlier ones of it, or of later."""
@@ -205,14 +209,18 @@ class PolicyRules:
             for name, values in arrays.items()
             if not np.isnan(values).any()
         }
-        found = [self._check_flat(), self._check_update(), self._check_gap()]
-        if count >= 2 * FEWEST:
-            found += [self._check_same_answer(), self._check_entropy(), self._check_length()]
-            found += [self._check_hacking(), self._check_scores(), self._check_drift()]
-        by_name: dict[str, Alarm] = {}
+        found = [self._check_update(), self._check_gap()]
+        if self._facts.rewarded and "reward" in self._trends:
+            found.append(self._check_flat())
+            if count >= 2 * FEWEST:
+                found += [self._check_same_answer(), self._check_entropy(), self._check_length()]
+                found += [self._check_hacking(), self._check_scores(), self._check_drift()]
+        new: dict[str, Alarm] = {}
         for alarm in filter(None, found):
-            by_name.setdefault(alarm.name, alarm)
-        return list(by_name.values())
+            new.setdefault(alarm.name, alarm)
+        self._held |= {name: (count, alarm) for name, alarm in new.items()}
+        # An alarm holds for a part's length after its cause: around a limit, it is raised once.
+        return [alarm for held, alarm in self._held.values() if count - held < self._size]
 
     def _find_step(self, part: int) -> int:
         """Return the last step of part number `part`."""
@@ -226,9 +234,7 @@ class PolicyRules:
 
     def _check_hacking(self) -> Alarm | None:
         """Check for overoptimization (Gao et al. 2023, arXiv:2210.10760, figure 1)."""
-        reward = self._trends.get("reward")
-        if reward is None or not self._facts.rewarded:
-            return None
+        reward = self._trends["reward"]
         for name in self._facts.measured:
             measure = self._trends.get(f"reward_{name}")
             if measure is None or not measure.has_fallen(LEAST_FALL):
@@ -244,8 +250,6 @@ class PolicyRules:
 
     def _check_scores(self) -> Alarm | None:
         reward = self._values["reward"]
-        if not self._facts.rewarded or len(reward) < 2 * self._size:
-            return None
         for name, scores in self._scores.items():
             errors = self._scores.get(name + ERROR, {})
             steps = sorted(scores.keys() & errors.keys())
@@ -275,7 +279,7 @@ class PolicyRules:
             f"the reward rose from {reward[0]:.3g} to {reward[1]:.3g}, but '{name}' fell from "
             f"{before:.3g} to {after:.3g} after step {step:,}"
         )
-        action = "Go back to it, and raise objective.reference.weight or correct the reward"
+        action = "Go back to that step, and raise objective.reference.weight or correct the reward"
         return Alarm("reward_hacking", what, action)
 
     def _check_same_answer(self) -> Alarm | None:
@@ -307,7 +311,7 @@ class PolicyRules:
         """Check for groups of equal rewards, which have no gradient (DAPO, arXiv:2503.14476)."""
         flat = self._trends.get("flat")
         facts = self._facts
-        if flat is None or flat.last < FLAT or not (facts.compares and facts.rewarded):
+        if flat is None or flat.last < FLAT or not facts.compares:
             return None
         distinct = self._trends.get("distinct")
         same = distinct is not None and distinct.last * facts.samples < 2
@@ -338,8 +342,6 @@ class PolicyRules:
 
     def _check_drift(self) -> Alarm | None:
         """Check for a policy that changes without gain."""
-        if not self._facts.rewarded:
-            return None
         for name in ("reward", *self._measures):
             trend = self._trends.get(name)
             if trend is not None and trend.has_fallen(LOST_REWARD):
@@ -350,7 +352,7 @@ class PolicyRules:
                     f"'{shown}' fell from {trend.means[trend.best]:.3g} to {trend.last:.3g} after "
                     f"step {self._find_step(trend.best):,}"
                 )
-                action = "Go back to it, and lower training.optimizer.lr or set a reference"
+                action = "Go back to that step, and lower training.optimizer.lr or set a reference"
                 return Alarm("policy_drift", what, action)
         entropy = self._trends.get("entropy")
         away = self._trends.get("reference_divergence")
