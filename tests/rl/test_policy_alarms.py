@@ -139,7 +139,7 @@ def test_alarms_name_what_misleads_a_policy_and_are_silent_while_it_learns(bench
             "alarms": alarms,
             "missing": sorted(wanted - alarms.keys()),
             "false": sorted(alarms.keys() - wanted - fitting),
-            # Those of the run itself, which looks every few seconds, and of all rules.
+            # Alarms that the run raised, by all rules; it looks every few seconds.
             "events": sorted({event["name"] for event in events if event["event"] == "alarm"}),
         }
         print(json.dumps({name: found[name]}), flush=True)

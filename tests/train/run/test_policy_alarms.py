@@ -193,7 +193,7 @@ def test_the_run_file_gives_the_facts_that_the_rules_depend_on(make_run, tmp_pat
     # A token at 1.28 times its probability has moved further than one at .8 times.
     assert dapo.clipped_change == pytest.approx(1.28 - 1 - np.log(1.28))
     assert not read(objective={"kind": "PPO"}).compares
-    # Clips of whole completions are narrower than those of tokens, which the metric is about.
+    # Clips of whole completions are narrower, but the metric is a mean over tokens.
     assert read(objective={"kind": "GSPO"}).clipped_change == PolicyFacts().clipped_change
     assert not read(
         objective={"kind": "OnPolicyDistillation"}, teacher="runs/teacher", rewards=()

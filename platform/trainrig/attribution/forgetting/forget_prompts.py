@@ -170,7 +170,7 @@ def _read_prompts(run: ReinforcementLearning, base: str) -> tuple[PromptSet, int
 def _find_learned(
     folder: str, run: ReinforcementLearning, prompts: PromptSet, new: list[MaskedDocument]
 ) -> Iterator[LearnedPage]:
-    """Yield those of `new` that the run learned from, with their updates."""
+    """Yield the prompts of `new` that the run learned from, with their updates."""
     lines = metrics.read_series(folder)
     updates = {int(line["train/data_step"]): int(line["step"]) for line in lines}
     lengths = {prompt.number: len(prompt.ids) for prompt in prompts.prompts}

@@ -116,7 +116,7 @@ class Trend:
     """Means of a metric over the parts of a run, from the first to the newest."""
 
     means: Numbers
-    variances: Numbers  # of the means
+    variances: Numbers  # variance of each mean
 
     @classmethod
     def of(cls, values: Numbers, size: int) -> "Trend":
@@ -144,12 +144,12 @@ class Trend:
         """Return the standard error of the difference between the newest part and `part`."""
         return math.sqrt(self.variances[part] + self.variances[-1])
 
-    def has_risen(self, since: int = 0) -> bool:
+    def is_above(self, since: int = 0) -> bool:
         """Return whether the mean has risen from part `since` to the newest by more than noise."""
         change = self.last - self.means[since]
         return bool(change > 0 and change > SURE * self.compute_noise(since))
 
-    def has_fallen(self, least: float) -> bool:
+    def is_below_best(self, least: float) -> bool:
         """Return whether the mean has fallen from the best part by more than noise.
 
         `least`: share of the best value by which it must have fallen. The best of several parts is
@@ -186,7 +186,7 @@ class PolicyRules:
         if f"{PREFIX}entropy" not in line:
             return
         values = {name: line.get(f"{PREFIX}{name}", math.nan) for name in self._values}
-        if None in values.values():  # not finite: the loss has an alarm of its own
+        if None in values.values():  # A value that is not finite has no mean.
             return
         number = (line["step"] - 1) // self._facts.updates
         while self._steps and (self._steps[-1] - 1) // self._facts.updates >= number:
@@ -230,17 +230,17 @@ class PolicyRules:
     def _is_gaining(self) -> bool:
         """Return whether the reward, or a measure beside it, has risen since the first part."""
         names = self._measures or ("reward",)
-        return any(self._trends[name].has_risen() for name in names if name in self._trends)
+        return any(self._trends[name].is_above() for name in names if name in self._trends)
 
     def _check_hacking(self) -> Alarm | None:
         """Check for overoptimization (Gao et al. 2023, arXiv:2210.10760, figure 1)."""
         reward = self._trends["reward"]
         for name in self._facts.measured:
             measure = self._trends.get(f"reward_{name}")
-            if measure is None or not measure.has_fallen(LEAST_FALL):
+            if measure is None or not measure.is_below_best(LEAST_FALL):
                 continue
             best = measure.best
-            if reward.has_risen(best):
+            if reward.is_above(best):
                 return self._build_hacking(
                     (reward.means[best], reward.last),
                     (name, measure.means[best], measure.last),
@@ -266,7 +266,7 @@ class PolicyRules:
             rewards = Trend.of(
                 np.array([x for end in ends for x in reward[end - self._size : end]]), self._size
             )
-            if rewards.has_risen():
+            if rewards.is_above():
                 pair = (rewards.first, rewards.last)
                 return self._build_hacking(pair, (name, scores[best], scores[newest]), best)
         return None
@@ -329,8 +329,8 @@ class PolicyRules:
         finished = self._trends.get("finished")
         if tokens is None or finished is None or self._is_gaining():
             return None
-        longer = tokens.has_risen() and tokens.last > LONGER * tokens.first
-        cut = finished.first - finished.last > TRUNCATED and finished.has_fallen(0.0)
+        longer = tokens.is_above() and tokens.last > LONGER * tokens.first
+        cut = finished.first - finished.last > TRUNCATED and finished.is_below_best(0.0)
         if not (longer or cut):
             return None
         what = (
@@ -344,7 +344,7 @@ class PolicyRules:
         """Check for a policy that changes without gain."""
         for name in ("reward", *self._measures):
             trend = self._trends.get(name)
-            if trend is not None and trend.has_fallen(LOST_REWARD):
+            if trend is not None and trend.is_below_best(LOST_REWARD):
                 if self._is_hacked(name, trend):
                     continue
                 shown = name.removeprefix("reward_")
@@ -356,16 +356,16 @@ class PolicyRules:
                 return Alarm("policy_drift", what, action)
         entropy = self._trends.get("entropy")
         away = self._trends.get("reference_divergence")
-        if self._is_gaining() or self._trends["reward"].has_risen():
+        if self._is_gaining() or self._trends["reward"].is_above():
             return None
         action = "Lower training.optimizer.lr, set a reference, or check if the reward is noise"
-        if entropy and entropy.last > SPREAD_OUT * entropy.first and entropy.has_risen():
+        if entropy and entropy.last > SPREAD_OUT * entropy.first and entropy.is_above():
             what = (
                 f"entropy rose from {entropy.first:.2g} to {entropy.last:.2g} nats a token, but "
                 "the reward did not rise"
             )
             return Alarm("policy_drift", what, action)
-        if away and away.last > AWAY and away.has_risen():
+        if away and away.last > AWAY and away.is_above():
             what = (
                 f"the policy is {away.last:.2g} nats a token away from the reference, but the "
                 "reward did not rise"
@@ -375,7 +375,7 @@ class PolicyRules:
 
     def _is_hacked(self, name: str, trend: Trend) -> bool:
         """Return whether the trained reward rose while `name`, another one, fell."""
-        return name != "reward" and self._trends["reward"].has_risen(trend.best)
+        return name != "reward" and self._trends["reward"].is_above(trend.best)
 
     def _check_update(self) -> Alarm | None:
         change = self._trends.get("policy_change")
@@ -391,7 +391,7 @@ class PolicyRules:
     def _check_gap(self) -> Alarm | None:
         gap = self._trends.get("sampler_gap")
         limit = self._facts.largest_gap
-        if gap is None or gap.last < GAP_SHARE * limit or not gap.has_risen():
+        if gap is None or gap.last < GAP_SHARE * limit or not gap.is_above():
             return None
         what = (
             f"sampling and training differ by {gap.last:.2g} nats a token, {gap.first:.2g} at "
