@@ -12,18 +12,23 @@ from support.rollout_fixtures import make_run as make_rl
 from support.tuning_fixtures import encoder, fresh
 from typer.testing import CliRunner
 
-from trainrig.attribution.forgetting.forget_plan import ForgetPlan
+from trainrig import storage
+from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan
 from trainrig.attribution.forgetting.forget_prompts import (
     branch_run,
+    check_masked_data,
     check_stored_batches,
     plan_prompts,
 )
 from trainrig.attribution.forgetting.forget_stage import (
+    CERTIFICATE,
+    FROM_START,
+    MASKED,
     build_run,
     check_certificate,
     take_back,
 )
-from trainrig.attribution.forgetting.requested_pages import PageRequest
+from trainrig.attribution.forgetting.requested_pages import PageRequest, UnusedName
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
@@ -165,6 +170,55 @@ def test_no_weight_depends_on_the_text_of_a_masked_prompt(
     # The old run's batches hold them.
     with pytest.raises(DataError, match=r"micro-batch \d holds a masked prompt"):
         check_stored_batches(old.output, plan.masked)
+
+
+@pytest.mark.slow
+def test_prompts_are_taken_back_twice_and_after_a_stop_at_any_write(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make(tmp_path / "old")
+    reinforce(old)
+    made = list_batches(old.output)
+    late = plan_names(old.output, made[4][0])
+    new = str(tmp_path / "new")
+    certificate = take_back(late, new)
+    assert take_back(late, new) == certificate  # nothing is left to do
+
+    # A further request names a prompt that no update of the new run itself placed.
+    early = next(name for name in made[1] if name not in (*made[0], *sum(made[2:], [])))
+    further = plan_names(new, early, made[4][0])
+    assert further.unused == (UnusedName(made[4][0], "is masked already"),)
+    assert [page.updates for page in further.pages] == [(2,)]
+    assert further.start and further.start.checkpoint.startswith(old.output)
+    assert further.start.step == 1
+
+    newest = str(tmp_path / "newest")
+    write = storage.write
+    for stop in (MASKED, FORGOTTEN, FROM_START, CERTIFICATE):
+
+        def write_or_stop(path: str, data: bytes, stop: str = stop) -> None:
+            if path.endswith(f"newest/{stop}"):
+                raise KeyboardInterrupt
+            write(path, data)
+
+        monkeypatch.setattr(storage, "write", write_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            take_back(further, newest)
+    monkeypatch.undo()
+    request = PageRequest(frozenset(), frozenset([early, made[4][0]]))
+    again = plan_prompts(new, request, out=newest)
+    assert again.start == further.start
+    assert take_back(again, newest).earlier == 1
+
+    masks = f"{newest}/masked.json"
+    start = make(tmp_path / "from-start", masked_documents=masks)
+    reinforce(start)
+    result = CliRunner().invoke(app, ["forget", newest, "--check", "--against", start.output])
+    assert result.exit_code == 0, result.output
+    assert "records these masks for its data" in result.stdout
+    assert "equal, byte for byte" in result.stdout
+    with pytest.raises(ConfigError, match="was trained on other data than in the run file"):
+        check_masked_data(new, checkpoint.resolve(new), further.masked)
 
 
 @pytest.mark.slow

@@ -171,8 +171,7 @@ def _find_learned(
     folder: str, run: ReinforcementLearning, prompts: PromptSet, new: list[MaskedDocument]
 ) -> Iterator[LearnedPage]:
     """Yield the prompts of `new` that the run learned from, with their updates."""
-    lines = metrics.read_series(folder)
-    updates = {int(line["train/data_step"]): int(line["step"]) for line in lines}
+    updates = _list_updates(folder, run.training.steps)
     lengths = {prompt.number: len(prompt.ids) for prompt in prompts.prompts}
     uses: dict[int, list[int]] = {}
     for batch, rows in iterate_uses(run, prompts, max(updates) + 1):
@@ -188,6 +187,19 @@ def _find_learned(
         learned = sorted(updates[step] for step in steps if step in updates)
         if learned:
             yield LearnedPage(document, lengths[document.number], tuple(learned), min(steps))
+
+
+def _list_updates(folder: str, last: int) -> dict[int, int]:
+    """Return the update of each step of the data, for updates 1 to `last` of a run.
+
+    A replay logs only the updates after its start, so the runs that it came from give the others.
+    Updates that no run logged are taken as trained in order.
+    """
+    data_steps: dict[int, int] = {}
+    for place in iterate_origins(folder):
+        for line in metrics.read_series(place):
+            data_steps.setdefault(int(line["step"]), int(line["train/data_step"]))
+    return {data_steps.get(step, step - 1): step for step in range(1, last + 1)}
 
 
 def _explain_unused(
@@ -216,9 +228,7 @@ def _find_start(
 
     It lies between two batches, because the batch of a later update is stored in the old run.
     """
-    job, _, _ = reinforcement_stage.prepare(run, masked)
-    maker = job.make_batches()
-    assert isinstance(maker, RolloutBatches)
+    maker = _open_batches(run, masked)
     for place in iterate_origins(folder):
         runs = RunFolder(place)
         left_out = [attempt.skip[0] for attempt in runs.read_attempts() if attempt.skip]
@@ -235,6 +245,19 @@ def _find_start(
                 continue
             return StartingPoint(path, step, data_step, checkpoint.compute_content_key(path))
     return None
+
+
+def _open_batches(run: ReinforcementLearning, masked: MaskedDocuments) -> RolloutBatches:
+    job, _, _ = reinforcement_stage.prepare(run, masked)
+    maker = job.make_batches()
+    assert isinstance(maker, RolloutBatches)
+    return maker
+
+
+def check_masked_data(folder: str, path: str, masked: MaskedDocuments) -> None:
+    """Raise ConfigError unless checkpoint `path` of the run in `folder` records these masks."""
+    run = config.load(ReinforcementLearning, storage.join(folder, RUN_FILE))
+    checkpoint.check_data(path, _open_batches(run, masked))
 
 
 def build_prompt_run(plan: ForgetPlan, changed: dict[str, Any]) -> ReinforcementLearning:

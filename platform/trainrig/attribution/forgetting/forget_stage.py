@@ -19,6 +19,7 @@ from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan, S
 from trainrig.attribution.forgetting.forget_prompts import (
     branch_run,
     build_prompt_run,
+    check_masked_data,
     check_stored_batches,
     is_reinforcement,
 )
@@ -253,12 +254,17 @@ def check_certificate(
     yield f"{certificate.checkpoint}: all tensors have the certificate's SHA-256"
     masked = read_masked_documents(storage.join(folder, MASKED))
     past = int(checkpoint.read_entries(resolved)["data_step"])
-    if is_reinforcement(folder):
-        batches, rows = check_stored_batches(folder, masked)
+    of_prompts = is_reinforcement(folder)
+    if of_prompts:
+        check_masked_data(folder, resolved, masked)
     else:
         checkpoint.check_data(resolved, open_traced(folder).batches)
-        yield f"{certificate.checkpoint}: records these masks for its data"
-        batches, rows = check_batches(folder, masked, past)
+    yield f"{certificate.checkpoint}: records these masks for its data"
+    batches, rows = (
+        check_stored_batches(folder, masked)
+        if of_prompts
+        else check_batches(folder, masked, past)
+    )
     yield (
         f"{len(masked.documents):,} masked documents: {rows:,} rows of {batches:,} batches place "
         "one, and none holds an id or a target of them"
