@@ -8,7 +8,13 @@ from support.tuning_fixtures import encoder, fresh
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.rl.reinforcement_stage import reinforce
 from trainrig.train.run.alarms import AlarmWatch
-from trainrig.train.run.policy_alarms import PolicyFacts, PolicyRules, Trend, read_policy_facts
+from trainrig.train.run.metric_trends import Trend
+from trainrig.train.run.policy_alarms import (
+    REMEMBERED,
+    PolicyFacts,
+    PolicyRules,
+    read_policy_facts,
+)
 from trainrig.train.run.run_folder import RunFolder
 
 __all__ = ["encoder", "fresh", "make_run", "problems"]
@@ -130,6 +136,71 @@ def test_a_held_out_score_that_falls_while_the_reward_rises_is_hacking():
     assert raise_alarms([*rising, *within_error], facts) == {}
     better = [*scored(50, 2.0, name="bits_per_byte"), *scored(100, 1.0, name="bits_per_byte")]
     assert raise_alarms([*rising, *better], facts) == {}
+
+
+def test_scores_of_an_attempt_that_is_thrown_away_are_forgotten():
+    name = "scores/held-out/sums/exact_match"
+    rules = PolicyRules(PolicyFacts())
+
+    def hear(lines, *scores):
+        for line in lines:
+            rules.hear(line)
+        for step, value in scores:
+            rules.hear({"step": step, name: value})
+            rules.hear({"step": step, f"{name}/error": 0.01})
+        return [alarm.name for alarm in rules.list_holding()]
+
+    rising = make_lines(reward=0.8)
+    assert hear(rising[:80], (50, 0.6)) == []
+    # The attempt that is resumed at step 60 had a bad checkpoint at step 80.
+    rules.hear({"step": 80, name: 0.1})
+    rules.hear({"step": 80, f"{name}/error": 0.01})
+    assert hear(rising[60:]) == []
+    assert hear([], (80, 0.6)) == []
+    assert hear([], (100, 0.1)) == ["reward_hacking"]
+
+
+def test_a_metric_that_is_no_longer_finite_does_not_silence_the_others():
+    lines = make_lines(200, reward=0.8, reward_exact=0.2)
+    for line in lines[20:]:
+        line["train/diagnostics/reference_divergence"] = None
+    assert set(raise_alarms(lines)) == {"reward_hacking"}
+
+
+def test_a_repeated_step_that_is_not_finite_replaces_the_step_before_it():
+    rules = PolicyRules(FACTS)
+    lines = make_lines(60)
+    for line in lines:
+        rules.hear(line)
+    again = lines[30] | {"train/diagnostics/reward": None}
+    rules.hear(again)
+    assert rules._steps == list(range(1, 32))
+    assert rules._values["reward"][-1] == lines[29]["train/diagnostics/reward"]
+
+
+def test_a_long_run_needs_no_more_memory_and_no_longer_looks():
+    """The first parts and the newest ones are kept, and alarms name the steps of the run."""
+    lines = make_lines(250)
+    rules = PolicyRules(FACTS)
+    sizes = []
+    for step in range(1, 30_001):
+        line = lines[step % 250] | {"step": step}
+        if step > 29_000:
+            line |= {"train/diagnostics/reward": 0.8, "train/diagnostics/reward_exact": 0.2}
+        rules.hear(line)
+        if step % 10 == 0:
+            rules.hear({"step": step, "scores/a/b/c": 0.5})
+        sizes.append(len(rules._steps))
+        if step == 29_000:
+            assert rules.list_holding() == []
+    assert max(sizes) == REMEMBERED
+    assert {len(values) for values in rules._values.values()} == {len(rules._steps)}
+    assert len(rules._scores["a/b/c"]) <= len(rules._steps) // 10 + 1
+    assert rules._steps[:200] == list(range(1, 201))
+    assert rules._steps[-5_000:] == list(range(25_001, 30_001))
+    (alarm,) = rules.list_holding()
+    assert alarm.name == "reward_hacking"
+    assert int(alarm.what.rpartition(" ")[2].replace(",", "")) <= 29_000
 
 
 def test_steps_that_an_attempt_repeats_count_once():

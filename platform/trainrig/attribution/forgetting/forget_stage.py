@@ -261,9 +261,7 @@ def check_certificate(
         checkpoint.check_data(resolved, open_traced(folder).batches)
     yield f"{certificate.checkpoint}: records these masks for its data"
     batches, rows = (
-        check_stored_batches(folder, masked)
-        if of_prompts
-        else check_batches(folder, masked, past)
+        check_stored_batches(folder, masked) if of_prompts else check_batches(folder, masked, past)
     )
     yield (
         f"{len(masked.documents):,} masked documents: {rows:,} rows of {batches:,} batches place "

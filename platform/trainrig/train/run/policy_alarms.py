@@ -1,9 +1,7 @@
 """Alarm rules of runs that sample completions: misleading rewards, collapse, length and drift.
 
 A run so far is cut into parts of equal length, and the newest part is compared with earlier ones.
-A difference counts if it exceeds the noise of the parts' means. The noise is estimated from the
-differences between neighbouring batches, so that a trend within a part does not count as noise (von
-Neumann et al. 1941, doi:10.1214/aoms/1177731746).
+A difference counts if it exceeds the noise of the parts' means (train/run/metric_trends.py).
 """
 
 import bisect
@@ -15,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.objectives.objective_kinds import find_kind
 from trainrig.objectives.policy.policy_gradient import PolicyGradient
 from trainrig.train.run.alarm_rules import Alarm, Line
+from trainrig.train.run.metric_trends import Trend
 
 PREFIX = "train/diagnostics/"
 SCORES = "scores/"
@@ -42,9 +40,9 @@ WATCHED = (
 PARTS = 5
 FEWEST = 10
 MOST = 100
-# Standard errors by which two parts must differ. A normal variable exceeds 4 once in 30,000 times,
-# and a run is looked at hundreds of times.
-SURE = 4.0
+# Batches that are remembered: the first two parts, and the newest. So neither memory nor the time
+# of a look grows with the run.
+REMEMBERED = 10_000
 SURE_OF_SCORES = 3.0  # standard errors of held-out scores, of which a run has few
 LEAST_FALL = 0.05  # share of its best value by which a measure must fall
 LOST_REWARD = 0.25  # the same for the trained reward, which may move with the prompts
@@ -61,8 +59,6 @@ AWAY = 0.1  # nats per token from the reference
 GAP_SHARE = 0.5  # share of `rollouts.largest_gap`, at which the run ends
 USUAL_CLIP = 0.2  # clip of PPO (arXiv:1707.06347, section 6.1) and of GRPO
 LOWER_IS_BETTER = ("bits_per_byte", "perplexity")  # ends of names of scores
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -111,56 +107,6 @@ def read_policy_facts(folder: str) -> PolicyFacts | None:
     )
 
 
-@dataclass(frozen=True)
-class Trend:
-    """Means of a metric over the parts of a run, from the first to the newest."""
-
-    means: Numbers
-    variances: Numbers  # variance of each mean
-
-    @classmethod
-    def of(cls, values: Numbers, size: int) -> "Trend":
-        """Return the trend of `values`, cut into parts of `size` that end with the newest value."""
-        parts = values[len(values) % size :].reshape(-1, size)
-        variances = (np.diff(parts) ** 2).sum(1) / (2 * (size - 1))
-        return cls(parts.mean(1), variances / size)
-
-    @property
-    def first(self) -> float:
-        """Mean over the first part."""
-        return float(self.means[0])
-
-    @property
-    def last(self) -> float:
-        """Mean over the newest part."""
-        return float(self.means[-1])
-
-    @property
-    def best(self) -> int:
-        """Number of the part before the newest that has the highest mean."""
-        return int(self.means[:-1].argmax())
-
-    def compute_noise(self, part: int) -> float:
-        """Return the standard error of the difference between the newest part and `part`."""
-        return math.sqrt(self.variances[part] + self.variances[-1])
-
-    def is_above(self, since: int = 0) -> bool:
-        """Return whether the mean has risen from part `since` to the newest by more than noise."""
-        change = self.last - self.means[since]
-        return bool(change > 0 and change > SURE * self.compute_noise(since))
-
-    def is_below_best(self, least: float) -> bool:
-        """Return whether the mean has fallen from the best part by more than noise.
-
-        `least`: share of the best value by which it must have fallen. The best of several parts is
-        high by chance: the highest of n normal variables is below sqrt(2 ln n) on average.
-        """
-        best = self.means[self.best]
-        sure = SURE + math.sqrt(math.log(len(self.means)))
-        change = best - self.last
-        return bool(change > max(sure * self.compute_noise(self.best), least * abs(best)))
-
-
 class PolicyRules:
     """Alarm rules of a run that samples completions; they read its lines one after another."""
 
@@ -174,7 +120,7 @@ class PolicyRules:
         self._scores: dict[str, dict[int, float]] = defaultdict(dict)
         self._trends: dict[str, Trend] = {}
         self._size = FEWEST
-        self._held: dict[str, tuple[int, Alarm]] = {}  # (batches when it held last, alarm)
+        self._held: dict[str, tuple[int, Alarm]] = {}  # (batch when it held last, alarm)
 
     def hear(self, line: Line) -> None:
         """Record a line of metrics. A line of a batch replaces earlier ones of it, or of later."""
@@ -185,17 +131,40 @@ class PolicyRules:
                 self._scores[name.removeprefix(SCORES)][line["step"]] = value
         if f"{PREFIX}entropy" not in line:
             return
-        values = {name: line.get(f"{PREFIX}{name}", math.nan) for name in self._values}
-        if None in values.values():  # A value that is not finite has no mean.
-            return
-        number = (line["step"] - 1) // self._facts.updates
-        while self._steps and (self._steps[-1] - 1) // self._facts.updates >= number:
-            self._steps.pop()
-            for known in self._values.values():
-                known.pop()
+        self._forget_from(line["step"])
+        values: dict[str, float] = {}
+        for name, known in self._values.items():
+            value = line.get(f"{PREFIX}{name}", math.nan)
+            if value is None:  # It is not finite. The last finite value stands for it.
+                if not known:
+                    return
+                value = known[-1]
+            values[name] = value
         self._steps.append(line["step"])
         for name, value in values.items():
             self._values[name].append(value)
+        if len(self._steps) > REMEMBERED:
+            self._forget_scores(self._steps[2 * MOST], self._steps[3 * MOST - 1])
+            for numbers in (self._steps, *self._values.values()):
+                del numbers[2 * MOST : 3 * MOST]
+
+    def _forget_from(self, step: int) -> None:
+        """Forget the batch of `step` and all later ones, which an attempt makes again."""
+        if self._steps and step <= self._steps[-1]:
+            self._forget_scores(step, self._steps[-1])
+        number = self._number_batch(step)
+        while self._steps and self._number_batch(self._steps[-1]) >= number:
+            self._steps.pop()
+            for known in self._values.values():
+                known.pop()
+
+    def _forget_scores(self, first: int, last: int) -> None:
+        for scores in self._scores.values():
+            for step in [step for step in scores if first <= step <= last]:
+                del scores[step]
+
+    def _number_batch(self, step: int) -> int:
+        return (step - 1) // self._facts.updates
 
     def list_holding(self) -> list[Alarm]:
         """Return the alarms that hold now."""
@@ -218,9 +187,10 @@ class PolicyRules:
         new: dict[str, Alarm] = {}
         for alarm in filter(None, found):
             new.setdefault(alarm.name, alarm)
-        self._held |= {name: (count, alarm) for name, alarm in new.items()}
+        newest = self._number_batch(self._steps[-1])
+        self._held |= {name: (newest, alarm) for name, alarm in new.items()}
         # An alarm holds for a part's length after its cause: around a limit, it is raised once.
-        return [alarm for held, alarm in self._held.values() if count - held < self._size]
+        return [alarm for held, alarm in self._held.values() if newest - held < self._size]
 
     def _find_step(self, part: int) -> int:
         """Return the last step of part number `part`."""
@@ -320,7 +290,7 @@ class PolicyRules:
         action = (
             "Use prompts that are not solved yet, or an earlier checkpoint and a lower rate"
             if same
-            else "Check the reward, or use easier or harder prompts"
+            else "Lower the rate if the reward fell. Else check it, or use other prompts"
         )
         return Alarm("policy_collapse", what, action)
 
