@@ -32,6 +32,7 @@ BODIES = {
 }
 LEARNING = {"warmup": 10}
 # Name: rewards, seed, steps, other settings, the alarms that must be raised, and others that fit.
+# Those of the misled runs, except the constant reward, were set after a first look at these runs.
 RUNS: dict[str, Any] = {
     "exact": (None, 0, 100, LEARNING, set(), set()),
     "inverted": ("inverted", 0, 60, LEARNING, {"reward_hacking"}, {"policy_collapse"}),
@@ -51,7 +52,8 @@ RUNS: dict[str, Any] = {
     "exact, seed 1": (None, 1, 100, LEARNING, set(), set()),
     "exact, PPO": (None, 0, 100, PPO, set(), set()),
     "exact, two updates": (None, 0, 100, {**LEARNING, "rollouts": {"updates": 2}}, set(), set()),
-    "exact, rate 1e-2": (None, 0, 60, {"lr": 1e-2}, {"policy_drift"}, {"policy_collapse"}),
+    # The reward is gone within ten batches, before there is a part to compare with.
+    "exact, rate 1e-2": (None, 0, 60, {"lr": 1e-2}, {"policy_collapse"}, {"policy_drift"}),
     "exact, seed 2": (None, 2, 100, LEARNING, set(), set()),
     "exact, held": (None, 0, 100, {"lr": 1e-4, **HELD}, set(), set()),
 }
