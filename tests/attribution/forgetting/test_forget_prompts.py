@@ -185,7 +185,8 @@ def test_prompts_are_taken_back_twice_and_after_a_stop_at_any_write(
     assert take_back(late, new) == certificate  # nothing is left to do
 
     # A further request names a prompt that no update of the new run itself placed.
-    early = next(name for name in made[1] if name not in (*made[0], *sum(made[2:], [])))
+    others = {name for batch in (made[0], *made[2:]) for name in batch}
+    early = next(name for name in made[1] if name not in others)
     further = plan_names(new, early, made[4][0])
     assert further.unused == (UnusedName(made[4][0], "is masked already"),)
     assert [page.updates for page in further.pages] == [(2,)]
