@@ -40,8 +40,8 @@ WATCHED = (
 PARTS = 5
 FEWEST = 10
 MOST = 100
-# Batches that are remembered: the first two parts, and the newest. So neither memory nor the time
-# of a look grows with the run.
+# Batches that are remembered: the first two parts, and the newest. So memory does not grow with the
+# run, and nor does the time that each check takes.
 REMEMBERED = 10_000
 SURE_OF_SCORES = 3.0  # standard errors of held-out scores, of which a run has few
 LEAST_FALL = 0.05  # share of its best value by which a measure must fall
