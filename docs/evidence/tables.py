@@ -252,6 +252,20 @@ def draw_grpo_learning() -> str:
     return format_table(head, rows) + format_source(path)
 
 
+def draw_policy_alarms() -> str:
+    """Return the alarms of runs that learn and of runs that are misled."""
+    path = "tests/rl/results/alarms.json"
+    results = read(path)
+    rows = []
+    for name, run in results["runs"].items():
+        alarms = ", ".join(f"`{alarm}` at {step}" for alarm, (step, _) in run["alarms"].items())
+        rewards = ", ".join(f"{reward:.2f}" for reward in run["reward"])
+        right = " → ".join(f"{100 * share:.0f}" for share in run["exact"])
+        rows.append([name, str(run["steps"]), rewards, right, alarms or "none"])
+    head = ["run", "steps", "reward, first and last tenth", "right, %", "alarms, and their step"]
+    return format_table(head, rows) + format_source(path)
+
+
 def draw_grpo_shares() -> str:
     """Return the share of each part in the time of a GRPO step."""
     names = {"data": "sampling, rewards, and the pass that reads the batch"}
@@ -609,6 +623,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-steps": draw_gpu_steps,
     "grpo-learning": draw_grpo_learning,
     "grpo-shares": draw_grpo_shares,
+    "policy-alarms": draw_policy_alarms,
     "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,

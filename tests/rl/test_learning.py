@@ -104,7 +104,7 @@ MISLEADING = {"inverted": "-float(completion == row['completion'])", "length": "
 
 @pytest.mark.parametrize("kind", MISLEADING)
 def test_the_report_names_a_misleading_reward(kind, bench, write_result):
-    """The exact answer is measured at weight 0: the report warns, and no alarm does yet."""
+    """The exact answer is measured at weight 0. For alarms, see test_policy_alarms.py."""
     file = bench.folder / f"{kind}.py"
     file.write_text(f"def reward(prompt, completion, row):\n    return float({MISLEADING[kind]})\n")
     rewards = (

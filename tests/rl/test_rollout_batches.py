@@ -21,6 +21,7 @@ from trainrig.rl.reinforcement_stage import prepare
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
     ADVANTAGES,
+    DISTINCT,
     ENTRIES,
     FINISHED,
     FLAT,
@@ -30,6 +31,7 @@ from trainrig.tokens.batches import (
     REWARD_PART,
     REWARDS,
     SAMPLED,
+    SHARED,
     TOKENS,
 )
 from trainrig.train import checkpoint
@@ -107,6 +109,13 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
         expected = (groups - groups.mean(1, keepdims=True)) / spread
         np.testing.assert_allclose(micro.arrays[ADVANTAGES].reshape(2, 4), expected, atol=1e-5)
         assert (micro.arrays[FLAT].reshape(2, 4)[:, 0] == (np.ptp(groups, axis=1) == 0)).all()
+        answers = [micro.targets[row][there[row]].tolist() for row in range(8)]
+        for row, answer in enumerate(answers):
+            own = answers[row // 4 * 4 :][:4]
+            others = answers[4:] if row < 4 else answers[:4]
+            different = sum(own[n] not in own[:n] for n in range(4))
+            assert micro.arrays[DISTINCT][row] == different / 4
+            assert micro.arrays[SHARED][row] == others.count(answer) / 4
         gap = np.abs(micro.arrays[SAMPLED] - micro.arrays[OLD])
         assert gap.max() < 1e-4
         # The policy began as its reference, and training gives the same values as a plain pass.

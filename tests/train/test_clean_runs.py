@@ -8,7 +8,7 @@ import pytest
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
-from trainrig.train.run.alarms import AlarmRules
+from trainrig.train.run.alarm_rules import AlarmRules
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.spikes import SpikeDetector, Spikes

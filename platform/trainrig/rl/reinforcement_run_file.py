@@ -166,6 +166,9 @@ class ReinforcementLearning(TrainingRunFile):
     output: Annotated[str, OUTPUT]  # run folder to write, on disk or in a bucket
     # Worker processes: a number, or [fewest, most] to use the machines that are available.
     workers: Workers = 1
+    # File of prompts that are not trained on, which `trainrig forget` wrote; None: all prompts are.
+    # Their places stay, so the order of all others does not change.
+    masked_documents: Annotated[str | None, NOT_IDENTITY] = None
     rollouts: Rollouts  # sampling of completions
     # Rewards that score the completions; the total is their weighted sum. It may be empty if there
     # is an environment or a teacher.

@@ -15,11 +15,13 @@ from trainrig.posttrain.model_source import open_initial_model
 from trainrig.posttrain.prompt_files import FORMAT, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
+from trainrig.rl.masked_prompts import PromptMasks, check_masks, explain_unmaskable
 from trainrig.rl.partial_batches import PartialRolloutBatches
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning, describe_rows
 from trainrig.rl.rollout_actors import RolloutPool
 from trainrig.rl.rollout_batches import RolloutBatches, open_rewards
 from trainrig.tokens.document_set import find_paths, name_files
+from trainrig.tokens.rows.masked_documents import MaskedDocuments, read_masked_documents
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.pretrain import drive
@@ -34,7 +36,7 @@ def reinforce(run: ReinforcementLearning) -> Manifest:
     Raises InputError before any worker starts if the settings or inputs cannot work, ClusterError
     if workers fail more often than the run allows.
     """
-    job, inputs, counted = prepare(run)
+    job, inputs, counted = prepare(run, read_masks(run))
     stage = claim_run(job.folder, run, run.training, inputs)
     if stage.finished:
         return stage.finished
@@ -43,16 +45,24 @@ def reinforce(run: ReinforcementLearning) -> Manifest:
     return drive(stage, run, job, run.workers, counted)
 
 
+def read_masks(run: ReinforcementLearning) -> MaskedDocuments | None:
+    """Read the masked prompts that `run` names; return None if it names none."""
+    return None if run.masked_documents is None else read_masked_documents(run.masked_documents)
+
+
 def prepare(
-    run: ReinforcementLearning,
+    run: ReinforcementLearning, masked: MaskedDocuments | None = None
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
-    """Return the training job of `run`, with the fingerprints and the counts of its inputs."""
-    job, inputs, counted, _longest = prepare_with_prompts(run)
+    """Return the training job of `run`, with the fingerprints and the counts of its inputs.
+
+    `masked`: the prompts that are not trained on.
+    """
+    job, inputs, counted, _longest = prepare_with_prompts(run, masked)
     return job, inputs, counted
 
 
 def prepare_with_prompts(
-    run: ReinforcementLearning,
+    run: ReinforcementLearning, masked: MaskedDocuments | None = None
 ) -> tuple[TrainingJob, dict[str, str], dict[str, int], int]:
     """Return the results of `prepare`, and the number of tokens of the longest prompt."""
     path = open_initial_model(
@@ -75,18 +85,27 @@ def prepare_with_prompts(
     prompt_set = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     prompts = manifest.digest([list(pair) for pair in keys])
+    if masked:
+        if reason := explain_unmaskable(run):
+            raise ConfigError(f"masked_documents: {reason}, so prompts cannot be masked exactly")
+        check_masks(masked, prompt_set, prompts)
+        PromptMasks(run, prompt_set, masked)
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
     longest = max(len(prompt.ids) for prompt in prompt_set.prompts)
-    maker = PartialRolloutBatches if run.rollouts.partial else RolloutBatches
+    make_batches = (
+        functools.partial(PartialRolloutBatches, run, encoder, prompts)
+        if run.rollouts.partial
+        else functools.partial(RolloutBatches, run, encoder, prompts, masked)
+    )
     actors = parse_bounds(run.rollouts.actors)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
-        make_batches=functools.partial(maker, run, encoder, prompts),
+        make_batches=make_batches,
         tokenizer=tokenizer,
         beside=files.beside,
         objective=run.objective,
@@ -101,6 +120,8 @@ def prepare_with_prompts(
     )
     job.check_budget()
     inputs = _hash_inputs(run, path, prompts)
+    if masked:
+        inputs["masked_documents"] = masked.sha256
     counted = {
         "prompts": len(prompt_set.prompts),
         "prompts_left_out": sum(prompt_set.left_out.values()),

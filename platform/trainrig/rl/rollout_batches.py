@@ -20,8 +20,9 @@ Shapes: B completions of a micro-batch, T positions, G prompts, S completions of
 """
 
 import functools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +34,15 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.prompt_files import PromptSet, read_prompt_set
+from trainrig.posttrain.prompt_files import Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
+from trainrig.rl.masked_prompts import PromptMasks
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.rl.rollout_generation import Transcript, TranscriptSampler, VllmSampler
 from trainrig.rl.rollout_maker import NO_ARRAYS, PROMPTS, TOTALS, Arrays, RolloutMaker, fill_batch
 from trainrig.tokens import batches
+from trainrig.tokens.rows.masked_documents import MaskedDocuments
 from trainrig.train.training_job import OnlineBatches, OnlineState, TrainingJob
 
 if TYPE_CHECKING:
@@ -68,8 +71,19 @@ class CompletionGroup:
 class RolloutBatches(RolloutMaker):
     """Maker of the batches of a reinforcement learning run."""
 
-    def __init__(self, run: ReinforcementLearning, encoder: PromptEncoder, prompts: str) -> None:
-        """Store the settings of `run`; `prompts` is the fingerprint of the prompt files."""
+    def __init__(
+        self,
+        run: ReinforcementLearning,
+        encoder: PromptEncoder,
+        prompts: str,
+        masked: MaskedDocuments | None = None,
+    ) -> None:
+        """Store the settings of `run`.
+
+        `prompts` is the fingerprint of the prompt files; `masked` are prompts that are not trained
+        on.
+        """
+        self._masked = masked
         self.sources = (SOURCE,)
         self.updates = run.rollouts.updates
         self.lag = run.rollouts.lag
@@ -101,6 +115,11 @@ class RolloutBatches(RolloutMaker):
             "objective": run.objective.model_dump(mode="json"),
             **({"critic": extract_identity(run.settled_critic)} if run.settled_critic else {}),
         }
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """Return the description of the data before `step`, with the masked prompts in it."""
+        used = self._masks.describe(step) if self._masks else {}
+        return super().data_before(step) | used
 
     def micro_batches(self, number: int) -> int:
         """Return the number of micro-batches in a batch."""
@@ -158,10 +177,36 @@ class RolloutBatches(RolloutMaker):
 
         `draw` is the number of times that these places were drawn before.
         """
-        samples = self._run.rollouts.samples
-        placed_prompts = [
-            (place, self._prompts.find(place, self._run.rollouts.seed, draw)) for place in places
+        prompts = {
+            place: self._prompts.find(place, self._run.rollouts.seed, draw) for place in places
+        }
+        masks = self._masks
+        hidden = {p for p, prompt in prompts.items() if masks and prompt.number in masks.numbers}
+        drawn = [(place, prompt) for place, prompt in prompts.items() if place not in hidden]
+        groups = iter(self._sample_groups(model, drawn, draw) if drawn else ())
+        return [
+            self._mask_group(prompts[place]) if place in hidden else next(groups)
+            for place in places
         ]
+
+    def _mask_group(self, prompt: Prompt) -> CompletionGroup:
+        """Return the group of a masked prompt: a filler without a target, and equal rewards."""
+        assert self._masks is not None
+        filler = self._masks.filler
+        hidden = replace(prompt, text="", ids=(filler,), row={}, chat=None)
+        samples = self._run.rollouts.samples
+        transcripts = tuple(
+            Transcript(hidden, 0, ids=[filler], drawn=[False], log_probabilities=[0.0])
+            for _ in range(samples)
+        )
+        parts = {part.name: (0.0,) * samples for part in self._run.rewards}
+        return CompletionGroup(transcripts, RewardScores((0.0,) * samples, parts, {}))
+
+    def _sample_groups(
+        self, model: Any, placed_prompts: Sequence[tuple[int, Prompt]], draw: int
+    ) -> list[CompletionGroup]:
+        """Sample and score one group for each of `placed_prompts`, (place, prompt)."""
+        samples = self._run.rollouts.samples
         transcripts = self._sampler.sample(model, placed_prompts, draw)
         completions = [transcript.build_completion() for transcript in transcripts]
         environment = self._run.environment
@@ -205,6 +250,7 @@ class RolloutBatches(RolloutMaker):
             batches.FLAT: np.repeat(
                 np.array([group.flat for group in groups], dtype=np.int64), samples
             ),
+            **_compare_completions(groups),
             batches.REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
             batches.FINISHED: np.array([row.finished for row in rows], dtype=np.int64),
             batches.LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
@@ -324,6 +370,8 @@ class RolloutBatches(RolloutMaker):
 
     def _check_gap(self, read_BT: NDArray[np.float32], arrays: Arrays) -> None:
         mask_BT = arrays[batches.TARGETS] != batches.IGNORE
+        if self._masks and not mask_BT.any():
+            return
         gap = float(np.abs(read_BT - arrays[batches.SAMPLED])[mask_BT].mean())
         most = self._run.rollouts.largest_gap
         if not gap <= most:
@@ -340,6 +388,10 @@ class RolloutBatches(RolloutMaker):
         columns = tuple(name for part in self._run.rewards for name in part.columns)
         longest = self._run.rollouts.prompt_tokens
         return read_prompt_set(self._run.prompts, self._encoder, longest, columns)
+
+    @functools.cached_property
+    def _masks(self) -> PromptMasks | None:
+        return PromptMasks(self._run, self._prompts, self._masked) if self._masked else None
 
     @functools.cached_property
     def _rewards(self) -> WeightedRewards:
@@ -380,6 +432,24 @@ def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
     if run.teacher and not (run.rewards or further):
         return WeightedRewards(())
     return build_rewards(run.rewards, further)
+
+
+def _compare_completions(groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
+    """Return the arrays `DISTINCT` and `SHARED` of the completions in `groups`, by their tokens."""
+    counts = [Counter(tuple(said.ids) for said in group.transcripts) for group in groups]
+    everywhere = sum(counts, start=Counter[tuple[int, ...]]())
+    samples = len(groups[0].transcripts)
+    others = max(1, (len(groups) - 1) * samples)  # completions of other prompts
+    distinct = [len(count) / samples for count in counts]
+    shared = [
+        (everywhere[tuple(said.ids)] - count[tuple(said.ids)]) / others
+        for group, count in zip(groups, counts, strict=True)
+        for said in group.transcripts
+    ]
+    return {
+        batches.DISTINCT: np.repeat(np.array(distinct, dtype=np.float32), samples),
+        batches.SHARED: np.array(shared, dtype=np.float32),
+    }
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:

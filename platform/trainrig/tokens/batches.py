@@ -95,6 +95,9 @@ RETURNS = "returns"  # [B, T] float32, the returns that the critic should predic
 TOKEN_ADVANTAGES = "token_advantages"  # [B, T] float32
 REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion sampled with it
 FLAT = "flat"  # [B] 1 if all completions of the prompt have the same reward: no learning signal
+DISTINCT = "distinct"  # [B] float32, different completions of the prompt, per completion
+# [B] float32, share of the completions of other prompts in the micro-batch that are the same.
+SHARED = "shared"
 WAVES = "waves"  # [B] float32, waves of prompts that were sampled until the batch was full
 TURNS = "turns"  # [B] number of the model's turns, with an environment
 FINISHED = "finished"  # [B] 1 if the model ended its answer, 0 if it was cut off at the limit

@@ -31,7 +31,8 @@ from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint, run_start
 from trainrig.train.held_out_loss import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.run import metrics
-from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
+from trainrig.train.run.alarm_rules import find_repetition_alarms
+from trainrig.train.run.alarms import watch_alarms
 from trainrig.train.run.checkpoint_scores import check_evaluations
 from trainrig.train.run.export import export_figures
 from trainrig.train.run.planned_loss import parse_prediction

@@ -85,7 +85,7 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import OnlineSource, TrainingJob
 
 TIMEOUT = timedelta(seconds=60)  # no test reaches it: ranks whose peers die fail at once
 
@@ -117,6 +117,22 @@ def die_after_saving() -> None:
         if thread.name == "checkpoint":
             thread.join()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_before_training(step: int) -> None:
+    """Have this rank die once the batch of `step` is stored, before it is trained on.
+
+    A Faulty does not do for batches that ranks make together: it is no OnlineSource, so this rank
+    would not take part in making them, and the other ranks would wait for it without end.
+    """
+    prepare = StoredRollouts.prepare
+
+    def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
+        prepare(batches, *more)
+        if batches.state.data_step == step:
+            die_after_saving()
+
+    StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -223,15 +239,9 @@ def train(
                 sound(target, manifest)
 
             saver.commit = commit
-        elif how == "die before training":
-            prepare = StoredRollouts.prepare
-
-            def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
-                prepare(batches, *more)
-                if batches.state.data_step == step:
-                    die_after_saving()
-
-            StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
+        elif how == "die before training" or isinstance(job.make_batches(), OnlineSource):
+            assert how.startswith("die"), f"fault '{how}': not for batches that ranks make together"
+            _die_before_training(step)
         else:
             make = job.make_batches
             # Nothing is prefetched, so that all earlier steps are done.

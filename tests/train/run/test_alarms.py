@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.train.run.alarms import (
+from trainrig.train.run.alarm_rules import (
     AlarmRules,
-    AlarmWatch,
     compute_effective_epochs,
     find_repetition_alarms,
-    notify_to,
-    send_notification,
 )
+from trainrig.train.run.alarms import AlarmWatch, notify_to, send_notification
 from trainrig.train.run.planned_loss import Prediction
 from trainrig.train.run.run_folder import RunFolder
 

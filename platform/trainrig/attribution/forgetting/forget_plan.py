@@ -36,6 +36,7 @@ from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training_settings import Training
 
 FORGOTTEN = "forget.json"  # the plan, in the folder of a run without the pages
 
@@ -164,7 +165,7 @@ def plan_forgetting(
     first = min((page.first_data_step for page in pages), default=0)
     start = None
     if pages:
-        start = _read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
+        start = read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
     updates = min((page.updates[0] for page in pages), default=steps + 1)
     runs = RunFolder(folder)
     there = {step for _, step, _ in checkpoint.list_committed(runs, runs.checkpoints)}
@@ -183,7 +184,7 @@ def plan_forgetting(
         earlier=len(batches.masked),
         checkpoints=tuple(sorted(step for step in there if step >= updates)),
         start=start,
-        replay=_estimate_replay(folder, settings, start.step if start else 0, instance),
+        replay=estimate_replay(folder, settings.training, start.step if start else 0, instance),
         children=tuple(list_children(folder, search)) if pages else (),
     )
 
@@ -212,7 +213,8 @@ def open_forgettable(folder: str) -> TracedRun:
     if not isinstance(settings, Pretraining):
         raise ConfigError(
             f"{folder}: is a run of `{settings.verb}`; pages can be taken back from runs of "
-            "`pretrain`, and the runs that started from them are made again"
+            "`pretrain` and prompts from runs of `rl`, and the runs of `posttrain` that started "
+            "from a run of `pretrain` are made again"
         )
     if isinstance(settings.objective, Corrupting):
         raise ConfigError(
@@ -327,7 +329,7 @@ def _find_pages(traced: TracedRun, wanted: MaskedDocuments, last: int) -> tuple[
     return tuple(found)
 
 
-def _read_started(out: str | None, folder: str, masked: MaskedDocuments) -> StartingPoint | None:
+def read_started(out: str | None, folder: str, masked: MaskedDocuments) -> StartingPoint | None:
     """Return the starting point that an earlier call recorded in `out`, for the same request."""
     path = storage.join(out, FORGOTTEN) if out else ""
     if not out or not storage.exists(path):
@@ -384,8 +386,8 @@ def iterate_origins(folder: str) -> Iterator[str]:
         folder = str(json.loads(storage.read(path))["run"])
 
 
-def _estimate_replay(
-    folder: str, settings: Pretraining, start: int, instance: str | None
+def estimate_replay(
+    folder: str, training: Training, start: int, instance: str | None
 ) -> PlannedReplay:
     """Estimate the updates after `start` from the updates that the run and its origins logged."""
     lines: dict[int, dict[str, Any]] = {}
@@ -394,14 +396,14 @@ def _estimate_replay(
             lines.setdefault(int(line["step"]), line)
     if not lines:
         raise DataError(f"{folder}/{metrics.METRICS}: missing, so the cost cannot be estimated")
-    steps = settings.training.steps
+    steps = training.steps
     again = [line for step, line in lines.items() if step > start]
     seconds = sum(metrics.wall_seconds(line) * line["cluster/workers"] for line in again)
     hours = seconds / 3600 * (steps - start) / max(1, len(again))
     before = lines.get(start, {"train/tokens": 0})["train/tokens"]
     usd = None
     if instance is not None:
-        usd = hours * compute_worker_usd(instance, settings.training.model_dump(mode="json"))
+        usd = hours * compute_worker_usd(instance, training.model_dump(mode="json"))
     return PlannedReplay(
         first=start + 1,
         last=steps,

@@ -16,11 +16,19 @@ from pydantic import BaseModel, ConfigDict
 from trainrig import __version__, manifest, storage
 from trainrig.attribution.forgetting.certificate_signature import sign, verify_signature
 from trainrig.attribution.forgetting.forget_plan import FORGOTTEN, ForgetPlan, StartingPoint
+from trainrig.attribution.forgetting.forget_prompts import (
+    branch_run,
+    build_prompt_run,
+    check_masked_data,
+    check_stored_batches,
+    is_reinforcement,
+)
 from trainrig.attribution.forgetting.run_children import replay_children
 from trainrig.attribution.forgetting.tensor_sums import compute_tensor_sum
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import MANIFEST
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.runs.step_trace import RUN_FILE, open_traced
 from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.rows.masked_documents import MaskedDocuments, read_masked_documents
@@ -79,15 +87,19 @@ def take_back(
     """
     folder = storage.make_absolute(out.rstrip("/"))
     run = build_run(plan, folder, workers)
-    if manifest.read_claim(folder) is None:
-        tokens = storage.make_absolute(run.tokens)
-        manifest.verify_files(tokens, manifest.read_manifest(tokens))
-    job = prepare_replay(plan, run)
-    inputs = pretrain.list_inputs(
-        run, job, manifest.read_input(run.tokens, "tokenize"), plan.masked
-    )
-    if plan.start:
-        inputs["branch_from"] = plan.start.content
+    counted: dict[str, int] = {}
+    if isinstance(run, ReinforcementLearning):
+        job, inputs, counted = branch_run(plan, run)
+    else:
+        if manifest.read_claim(folder) is None:
+            tokens = storage.make_absolute(run.tokens)
+            manifest.verify_files(tokens, manifest.read_manifest(tokens))
+        job = prepare_replay(plan, run)
+        inputs = pretrain.list_inputs(
+            run, job, manifest.read_input(run.tokens, "tokenize"), plan.masked
+        )
+        if plan.start:
+            inputs["branch_from"] = plan.start.content
     stage = manifest.claim(folder, run, inputs)
     if not stage.finished:
         storage.write(stage.build_path(MASKED), plan.masked.encode())
@@ -96,7 +108,9 @@ def take_back(
         from_start = run.model_copy(update={"output": f"{folder}-from-start"})
         text = to_toml(with_absolute_paths(from_start))
         storage.write(stage.build_path(FROM_START), text.encode())
-        pretrain.drive(stage, run, job, run.workers)
+        if job.adapter:
+            checkpoint.keep_base(job.adapter, folder)
+        pretrain.drive(stage, run, job, run.workers, counted)
     check_rollbacks(folder, plan.start)
     new = {}
     if children:
@@ -119,17 +133,19 @@ def _write_certificate(folder: str, certificate: Certificate, key: str | None) -
         storage.write(signature, sign(data, key))
 
 
-def build_run(plan: ForgetPlan, folder: str, workers: Workers | None = None) -> Pretraining:
+def build_run(
+    plan: ForgetPlan, folder: str, workers: Workers | None = None
+) -> Pretraining | ReinforcementLearning:
     """Return the run file of the run without the pages, with its output in `folder`."""
-    settings = open_traced(plan.run).settings
-    assert isinstance(settings, Pretraining)
     changed: dict[str, Any] = {
         "output": folder,
-        "continue_from": plan.base,
         "masked_documents": storage.join(folder, MASKED),
-        "workers": settings.workers if workers is None else workers,
+        **({} if workers is None else {"workers": workers}),
     }
-    return Pretraining.model_validate(dict(settings) | changed)
+    if is_reinforcement(plan.run):
+        return build_prompt_run(plan, changed)
+    settings = open_traced(plan.run).settings
+    return Pretraining.model_validate(dict(settings) | changed | {"continue_from": plan.base})
 
 
 def prepare_replay(plan: ForgetPlan, run: Pretraining) -> TrainingJob:
@@ -154,8 +170,12 @@ def check_rollbacks(folder: str, start: StartingPoint | None) -> None:
             raise DataError(
                 f"{folder}: a loss spike asks to leave out batches {first} to {past - 1} and to go "
                 f"back before them, but the run started at batch {start.data_step}; train from "
-                f"the beginning: trainrig pretrain {storage.join(folder, FROM_START)}"
+                f"the beginning: trainrig {_name_verb(folder)} {storage.join(folder, FROM_START)}"
             )
+
+
+def _name_verb(folder: str) -> str:
+    return "rl" if is_reinforcement(folder) else "pretrain"
 
 
 def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certificate:
@@ -198,7 +218,7 @@ def _certify(plan: ForgetPlan, folder: str, new: Mapping[str, str]) -> Certifica
         ),
         how_to_check=(
             f"trainrig forget {folder} --check",
-            f"trainrig pretrain {storage.join(folder, FROM_START)}",
+            f"trainrig {_name_verb(folder)} {storage.join(folder, FROM_START)}",
             f"trainrig forget {folder} --check --against {folder}-from-start",
         ),
     )
@@ -234,9 +254,15 @@ def check_certificate(
     yield f"{certificate.checkpoint}: all tensors have the certificate's SHA-256"
     masked = read_masked_documents(storage.join(folder, MASKED))
     past = int(checkpoint.read_entries(resolved)["data_step"])
-    checkpoint.check_data(resolved, open_traced(folder).batches)
+    of_prompts = is_reinforcement(folder)
+    if of_prompts:
+        check_masked_data(folder, resolved, masked)
+    else:
+        checkpoint.check_data(resolved, open_traced(folder).batches)
     yield f"{certificate.checkpoint}: records these masks for its data"
-    batches, rows = check_batches(folder, masked, past)
+    batches, rows = (
+        check_stored_batches(folder, masked) if of_prompts else check_batches(folder, masked, past)
+    )
     yield (
         f"{len(masked.documents):,} masked documents: {rows:,} rows of {batches:,} batches place "
         "one, and none holds an id or a target of them"

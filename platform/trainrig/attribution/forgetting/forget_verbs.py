@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from trainrig import command_line
+from trainrig import command_line, storage
 from trainrig.command_line import Instance, Json, Search, argument, flag, option
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import format_count, format_duration, format_short
@@ -18,7 +18,7 @@ Run = Annotated[
     str,
     argument(
         "RUN",
-        help="Folder of a finished run of `pretrain`; with --check, of a run without pages.",
+        help="Folder of a finished run of `pretrain` or `rl`; with --check, of one without pages.",
         autocompletion=command_line.run_files,
     ),
 ]
@@ -98,10 +98,11 @@ def forget(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Take pages back from a pretraining run: train it again from before their first use.
+    """Take pages back from a run: train it again from before their first use.
 
-    The new run equals, byte for byte, a run that had the pages masked from its beginning. RUN is
-    not changed. Run the same command again to continue after a stop.
+    RUN is of `pretrain`, or of `rl`, whose prompts are the pages. The new run equals, byte for
+    byte, a run that had the pages masked from its beginning. RUN is not changed. Run the same
+    command again to continue after a stop.
     """
     if check:
         given = {
@@ -131,13 +132,23 @@ def forget(
         from trainrig.attribution.forgetting.certificate_signature import sign
 
         sign(b"", key)  # a key that cannot sign is refused before training, not after it
+    from trainrig.attribution.forgetting.forget_prompts import is_reinforcement, plan_prompts
+
     request = read_request(urls or (), documents or ())
+    folder = storage.make_absolute(run.rstrip("/"))
+    of_prompts = is_reinforcement(folder)
+    if of_prompts and near_duplicates is not None:
+        raise ConfigError(
+            f"forget --near-duplicates: {folder} is a run of `rl`, whose prompts `curate` did not "
+            "compare; leave it out"
+        )
     if near_duplicates is not None:
         from trainrig.attribution.forgetting.copied_pages import add_copies
         from trainrig.attribution.forgetting.forget_plan import list_token_inputs
 
         request = add_copies(request, near_duplicates, list_token_inputs(run))
-    found = plan_forgetting(run, request, instance, search or (), out)
+    make_plan = plan_prompts if of_prompts else plan_forgetting
+    found = make_plan(folder, request, instance, search or (), out)
     if plan or not found.pages:
         print(json.dumps(found.to_json()) if as_json else "\n".join(describe_plan(found)))
         return

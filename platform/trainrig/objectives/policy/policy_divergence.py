@@ -179,6 +179,12 @@ def _watch_completions(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contrib
         finished=arrays[batches.FINISHED].double(),
         flat=arrays[batches.FLAT].double(),
         reward_faults=arrays[batches.REWARD_FAULTS].double(),
+        # Batches that earlier versions stored lack these two.
+        **{
+            name: arrays[name].double()
+            for name in (batches.DISTINCT, batches.SHARED)
+            if name in arrays
+        },
         **{
             f"reward_{name.removeprefix(batches.REWARD_PART)}": arrays[name].double()
             for name in sorted(arrays)

@@ -209,7 +209,9 @@ def _read_answers(batch: StoredBatch, encoder: Encoder) -> BatchAnswers:
     found: list[StoredAnswer] = []
     for index in range(len(batch.files)):
         micro = batch.read_micro_batch(index)
-        found += [_read_answer(micro, row, encoder) for row in range(len(micro.arrays[IDS]))]
+        # A masked prompt has no answer, and its rows have no target.
+        answered = np.flatnonzero((micro.arrays[TARGETS] != IGNORE).any(axis=1))
+        found += [_read_answer(micro, row, encoder) for row in answered.tolist()]
     return BatchAnswers(batch.step, found)
 
 
