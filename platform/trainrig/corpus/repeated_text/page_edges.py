@@ -57,7 +57,7 @@ _CODE = re.compile(
     r"|.*[;{}=\[(,\\]\s*$|.*\w\([^()]*\)\s*$|.*(?:\w::\w|\)\s*->|=>| = |\w<\w)",
     re.DOTALL,
 )
-_SENTENCE_END = re.compile(r".*[.!?…。！？।؟][\"'”’»)\]]*\s*$", re.DOTALL)  # noqa: RUF001
+_SENTENCE_END = re.compile(r".*[.!?…。！？।؟][\"'”’»)\]]*\s*$", re.DOTALL)
 _SEPARATOR = re.compile(r"[\W_]+$")  # such as "|" and "---"
 
 Edge = Literal["head", "foot", "page"]
@@ -75,7 +75,7 @@ def choose_removed_lines(
     those between removed lines are removed as well.
     """
     fenced = _find_fenced_lines(lines) if edge == "page" else set()
-    solid = [nth for nth, line in enumerate(lines) if _is_code(line) or not _is_separator(line)]
+    solid = [nth for nth, line in enumerate(lines) if not _is_separator(line) or _is_code(line)]
     removed = set[int]()  # indexes in `solid`
     passed = 0  # lines that stay between here and the edge
     for nth in reversed(range(len(solid))) if edge == "foot" else range(len(solid)):
@@ -130,9 +130,7 @@ def _is_separator(line: PageLine) -> bool:
     return bool(_SEPARATOR.match(line.text))
 
 
-def _add_separators(
-    removed: set[int], solid: Sequence[int], lines: int, edge: Edge
-) -> list[int]:
+def _add_separators(removed: set[int], solid: Sequence[int], lines: int, edge: Edge) -> list[int]:
     """Return the removed lines of `solid`, with the separators between them and at the edge."""
     found = [solid[nth] for nth in removed]
     gone = removed | {-1 if edge == "head" else len(solid)}

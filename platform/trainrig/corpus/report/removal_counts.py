@@ -10,6 +10,7 @@ from typing import Any
 from trainrig import manifest, storage
 from trainrig.corpus.decontaminate import contamination_report
 from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
+from trainrig.corpus.repeated_text.site_lines import SiteExample
 from trainrig.corpus.report.curation_tallies import TALLIES
 from trainrig.manifest import FileSum
 
@@ -50,6 +51,7 @@ class RemovalCounts:
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
     contamination: contamination_report.ContaminationTallies | None = None
+    site_lines: Sequence[SiteExample] = ()  # lines of the sites with most pages
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the data below `folder`, if there are any; return file sums by relative name."""

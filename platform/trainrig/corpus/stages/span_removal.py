@@ -1,12 +1,13 @@
 """Passes that remove text from the documents that survive deduplication.
 
-There are three optional steps, each enabled by its section of the run file: common lines, repeated
-substrings, and benchmarks. Each step gets the texts as the step before left them, and all surviving
-documents of each split in their order, even those left empty. Deduplicating documents before lines
-is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a duplicate are not counted
-twice.
+There are four optional steps, each enabled by its section of the run file: lines of sites, common
+lines, repeated substrings, and benchmarks. Each step gets the texts as the step before left them,
+and all surviving documents of each split in their order, even those left empty. Deduplicating
+documents before lines is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a
+duplicate are not counted twice.
 
     numbers          keep order of surviving documents
+    site-keys, site-lines, cut-site-lines               (stages.site_line_removal)
     line-keys, common-lines, cut-lines                  (repeated_text.common_lines)
     anchors, repeated, pieces, repeats, cut-substrings  (repeated_text.exact_substrings)
     benchmarks       index the benchmarks               (decontaminate)
@@ -46,7 +47,14 @@ from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.repeated_text import common_lines, exact_substrings
 from trainrig.corpus.repeated_text.record_files import RemovedSpans, save_spans
+from trainrig.corpus.repeated_text.site_lines import (
+    SITE_LINES,
+    SiteExample,
+    SiteLines,
+    choose_site_range_count,
+)
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
+from trainrig.corpus.stages import site_line_removal
 from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
@@ -155,6 +163,7 @@ Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 
 
 _PASSES = {
+    SITE_LINES: site_line_removal.SITE_LINE_PASSES,
     common_lines.COMMON_LINES: ("line-keys", "common-lines", "cut-lines"),
     exact_substrings.EXACT_SUBSTRINGS: (
         "anchors",
@@ -193,9 +202,14 @@ class SpanRemoval:
         found = dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[exact_substrings.RepeatedText]] = {}
         contamination = None
+        site_examples: Sequence[SiteExample] = ()
         if run.common_lines or run.exact_substrings:
             work = functools.partial(_number_documents, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
+        if run.site_lines:
+            found[SITE_LINES] = self._remove_site_lines(run.site_lines)
+            names = [split.name for split in self.splits]
+            site_examples = site_line_removal.read_examples(self.path_of, names)
         if run.common_lines:
             found[common_lines.COMMON_LINES] = self._remove_common_lines(run.common_lines)
         if run.exact_substrings:
@@ -217,7 +231,7 @@ class SpanRemoval:
             for step, counts in found.items()
             for number, source in enumerate(run.sources)
         ]
-        return RemovalCounts(tuple(rows), repeated_texts, contamination)
+        return RemovalCounts(tuple(rows), repeated_texts, contamination, site_examples)
 
     def _read_contamination(
         self, counts: Mapping[str, Any]
@@ -230,6 +244,18 @@ class SpanRemoval:
         index = Index.load(self.path_of(BENCHMARKS_INDEX))
         return contamination_report.tally_contamination(
             index, Totals.load(self.path_of(BENCHMARKS_TOTALS)), counts, samples
+        )
+
+    def _remove_site_lines(self, settings: SiteLines) -> dict[str, Any]:
+        sources = [source.name for source in self.run.sources]
+        names = [split.name for split in self.splits]
+        counted = self._run_on_splits("site-keys", site_line_removal.count_lines, settings, sources)
+        distinct = sum_counts(counted.values())["distinct"]
+        parts = choose_site_range_count(distinct, self.run.memory * MIB)
+        find = functools.partial(site_line_removal.find_lines, self.path_of, names, parts, settings)
+        self.do(f"site-lines-{parts}", find, _number_tasks(parts))
+        return self._run_on_splits(
+            "cut-site-lines", site_line_removal.cut_lines, settings, sources, parts, names
         )
 
     def _remove_common_lines(self, settings: common_lines.CommonLines) -> dict[str, Any]:
