@@ -16,6 +16,8 @@ from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
 from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
+from trainrig.corpus.repeated_text.site_lines import SiteLines
+from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
@@ -29,6 +31,7 @@ STEPS: dict[str, Any] = {
     "common_lines": CommonLines(most=3),
     "exact_substrings": ExactSubstrings(min_bytes=60),
 }
+ALL_STEPS: dict[str, Any] = {"site_lines": SiteLines(min_pages=2), **STEPS}
 
 
 def make_words(number: int, count: int = 30) -> str:
@@ -125,8 +128,8 @@ def test_each_step_cuts_its_spans_and_the_text_can_be_restored(make_run, ducks):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_two_workers_write_the_same_bytes(make_run, ducks):
-    alone = make_run(name="alone", **STEPS, decontamination=ducks)
-    together = make_run(name="together", **STEPS, decontamination=ducks, workers=2)
+    alone = make_run(name="alone", **ALL_STEPS, decontamination=ducks)
+    together = make_run(name="together", **ALL_STEPS, decontamination=ducks, workers=2)
     curate(alone)
     curate(together)
     assert list_checksums(together) == list_checksums(alone)
@@ -149,9 +152,9 @@ with mock.patch.object(ray_session, "_build_local_options", on_eight):
 @pytest.mark.ray
 @pytest.mark.soak
 def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
-    alone = make_run(name="alone", **STEPS, decontamination=ducks)
+    alone = make_run(name="alone", **ALL_STEPS, decontamination=ducks)
     curate(alone)
-    run = make_run(name="eight", **STEPS, decontamination=ducks)
+    run = make_run(name="eight", **ALL_STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
     assert list_checksums(run) == list_checksums(alone)
@@ -165,9 +168,9 @@ class Stopped(Exception):
 def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     make_run, ducks, monkeypatch
 ):
-    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    whole = make_run(name="whole", **ALL_STEPS, decontamination=ducks)
     curate(whole)
-    run = make_run(**STEPS, decontamination=ducks)
+    run = make_run(**ALL_STEPS, decontamination=ducks)
     add = RecordWriter.add
     done = []
 
@@ -205,7 +208,8 @@ with mock.patch.object(storage, "write", dying):
     curate(config.load(Curation, sys.argv[1]))
 """
 PASSES = (
-    *("numbers", "line-keys", "common-lines", "cut-lines"),
+    *("numbers", "site-keys", "site-lines", "cut-site-lines"),
+    *("line-keys", "common-lines", "cut-lines"),
     *("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
     *("benchmarks", "matches", "matched", "decontaminate"),
 )
@@ -214,10 +218,10 @@ PASSES = (
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", PASSES)
 def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks, tmp_path, name):
-    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    whole = make_run(name="whole", **ALL_STEPS, decontamination=ducks)
     assert tuple(list_removal_passes(whole)) == PASSES
     curate(whole)
-    run = make_run(**STEPS, decontamination=ducks)
+    run = make_run(**ALL_STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
     assert subprocess.run(command).returncode == -signal.SIGKILL
@@ -252,6 +256,41 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": other}) + "\n")
     assert curate(run).counts["contaminated_by"] == {}
     assert QUESTION in read_kept(run)["7"]["text"]
+
+
+FOOTER = "Mistakes? Write to the editors."
+PAGES_OF_A_SITE = [
+    *(f"{make_words(n)}.\n{make_words(n + 10)}.\n\n{FOOTER}" for n in range(5)),
+    *(f"{make_words(n)}.\n{make_words(n + 1)}." for n in (20, 22)),
+]
+
+
+@pytest.mark.slow
+def test_lines_of_a_site_are_cut_or_marked(make_run):
+    found = {}
+    for remove in (True, False):
+        run = make_run(PAGES_OF_A_SITE, name=f"out-{remove}", site_lines=SiteLines(remove=remove))
+        counts = curate(run).counts
+        columns = ["url", "text", "cut", "site_lines_share"]
+        kept = sorted(read_rows(run.output, KEPT, columns), key=lambda row: row["url"])
+        found[remove] = [row["site_lines_share"] for row in kept]
+        for row, text in zip(kept, PAGES_OF_A_SITE, strict=True):
+            cut = [Removed(**span) for span in row["cut"] or ()]
+            assert restore(row["text"], cut) == text
+            assert (FOOTER in row["text"]) == (FOOTER in text and not remove)
+            assert [span.by for span in cut] == ["site_lines"] * (FOOTER in text and remove)
+        assert counts["cut"]["site_lines_documents"] == 5 * remove
+        assert FOOTER in storage.read(f"{run.output}/report.html").decode()
+    assert found[True] == found[False]
+    assert found[True] == [
+        pytest.approx(len(f"\n\n{FOOTER}") / len(text) if FOOTER in text else 0)
+        for text in PAGES_OF_A_SITE
+    ]
+
+
+def test_only_runs_with_site_lines_have_a_column_for_them(make_run):
+    assert "site_lines_share" not in build_row_schema(make_run()).names
+    assert "site_lines_share" in build_row_schema(make_run(site_lines=SiteLines())).names
 
 
 @pytest.mark.slow
