@@ -104,7 +104,7 @@ def _find_fenced_lines(lines: Sequence[PageLine]) -> set[int]:
 
 
 def _find_headings(texts: Sequence[str], removed: set[int], edge: Edge) -> set[int]:
-    """Return those of the `removed` lines that may be headings of lines that stay.
+    """Return the indexes in `removed` of lines that may be headings of lines that stay.
 
     In each run of removed lines before one that stays, this is the last that does not end a
     sentence. More lines of the page follow those at its head, which may begin with a menu.

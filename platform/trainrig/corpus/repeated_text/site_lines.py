@@ -46,7 +46,7 @@ class SiteLines(Settings):
     """
 
     kind: Literal["SiteLines"] = "SiteLines"
-    # What a site is: a host without "www.", or a registered domain with all its hosts.
+    # Pages of the same host, without "www.", or registered domain are one site.
     site: Literal["host", "domain"] = "host"
     # Fewest pages of the site that have a line that is removed.
     min_pages: int = Field(default=5, ge=2)
@@ -60,7 +60,7 @@ class SiteLines(Settings):
     where: Literal["edges", "anywhere"] = "edges"
     # With where = "edges": number of lines at the head, and at the foot, that are counted.
     edge_lines: int = Field(default=20, ge=1)
-    # Whether lines at the foot are the same if they differ only in numbers and dates.
+    # Whether numbers and dates are ignored when lines at the foot are compared.
     blank_numbers: bool = True
     # Whether lines are removed; false: only the column `site_lines_share` is written.
     remove: bool = True
@@ -199,7 +199,7 @@ def _key_lines(
     salts_P: NDArray[np.uint64],
     normal_form: NormalForm,
 ) -> EdgeLines:
-    """Return the lines of one edge with their keys; `texts` are what the keys are made of."""
+    """Return the lines of one edge with their keys; the keys are hashes of `texts`."""
     pages_L = np.repeat(np.arange(len(edges)), [len(lines) for lines in edges])
     units = find_units(texts, _LINES, normal_form)
     keys_L = np.maximum(units.keys_U ^ salts_P[pages_L], np.uint64(1))
@@ -271,7 +271,7 @@ def find_frequent_keys(
 
 
 def _select_records(records: Records, keys: NDArray[np.uint64]) -> Records:
-    """Return those of `records`, which are sorted by key, that have one of `keys`."""
+    """Return the records that have one of `keys`. `records` are sorted by key."""
     places = _find_places(records, keys)
     selected: Records = records[places[places >= 0]]
     return selected
@@ -302,13 +302,13 @@ class SiteExample:
     site: str
     site_pages: int
     key: int  # key of the line at its edge of the page
-    line: str  # as one of the pages has it, shortened
+    line: str  # the first characters of the line, as one of the pages has it
     line_pages: int  # pages of the site that have the line near the same edge
     removed_pages: int  # pages that the line was removed from, or marked on
 
 
 SITES_SHOWN = 20
-LINES_SHOWN = 5  # of a site
+LINES_SHOWN = 5  # lines shown for each site
 EXCERPT = 160  # characters of a line
 
 
