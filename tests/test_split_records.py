@@ -1,8 +1,12 @@
 import itertools
 from pathlib import Path
 from random import Random
+from random import Random
+from random import Random
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow as pa
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,6 +114,178 @@ def test_the_newest_record_of_a_split_counts(records: list[tuple[int, int]], mer
         assert [row.name for row in rows] == sorted(expected, reverse=True)
         found = {row["name"]: row["counts"] for row in table.to_pylist()}
         assert found == {name: f'{{"documents":{count}}}' for name, count in expected.items()}
+
+
+def build_chunks(count: int, rows: int, counts: str) -> pa.Table:
+    """Return a table of chunks that share the memory of one column, all with the same `counts`."""
+    shared = pa.array([counts] * rows, pa.large_string())
+    names = [[f"s{chunk}-{row}" for row in range(rows)] for chunk in range(count)]
+    chunked = pa.chunked_array([pa.array(chunk, pa.large_string()) for chunk in names])
+    return pa.table([chunked, pa.chunked_array([shared] * count), chunked], RecordRow._fields)
+
+
+def test_rows_of_a_column_above_2_gib_are_found() -> None:
+    table = build_chunks(260, 100, "x" * 100_000)
+    table = table.set_column(1, "counts", table["counts"].cast(pa.string()))
+    assert table["counts"].nbytes > 2**31
+    wanted = [f"s{chunk}-{chunk % 100}" for chunk in reversed(range(260))]
+    rows = list(iterate_rows(table, wanted))
+    assert [(row.name, row.files) for row in rows] == [(name, name) for name in wanted]
+    assert {len(row.counts) for row in rows} == {100_000}
+
+
+def test_few_rows_are_copied_at_a_time() -> None:
+    table = build_chunks(200, 100, "x" * 10_000)
+    before = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(counting)
+    try:
+        found = sum(1 for _ in iterate_rows(table, table["name"].to_pylist()))
+    finally:
+        pa.set_memory_pool(before)
+    assert found == 20_000
+    assert 0 < counting.max_memory() < table.nbytes / 10
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5), st.randoms())
+def test_rows_of_many_chunks_come_in_the_wanted_order(
+    chunks: list[list[int]], random: Random
+) -> None:
+    """Compare with a list, in which equal rows have different names."""
+    rows = [
+        [make_row(f"{number}-{place}", count) for place, count in enumerate(chunk)]
+        for number, chunk in enumerate(chunks)
+    ]
+    schema = pa.schema([(name, pa.large_string()) for name in RecordRow._fields])
+    table = pa.concat_tables(
+        [schema.empty_table()]
+        + [pa.Table.from_pylist([row._asdict() for row in chunk], schema) for chunk in rows]
+    )
+    wanted = [row for chunk in rows for row in chunk]
+    random.shuffle(wanted)
+    with mock.patch.object(split_records, "_ROWS_TOGETHER", 3):
+        assert list(iterate_rows(table, [row.name for row in wanted])) == wanted
+
+
+def test_records_of_many_bytes_become_one_table_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_records, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(split_records, "_BYTES_HELD", 5_000)
+    with RecordWriter(str(tmp_path), 0) as records:
+        for number in range(8):
+            records.add(RecordRow(f"s{number}", "x" * 1_500, "{}"))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert sorted(read_names(str(tmp_path))) == [f"s{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("together", [2, 100])
+def test_records_wait_until_a_write_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float], together: int
+) -> None:
+    """A batch alone and one that takes the rows of others, whose first write fails."""
+    monkeypatch.setattr(split_records, "BATCHES_TOGETHER", together)
+    write = storage.write
+    fails = iter([False, True, False])
+
+    def write_or_fail(path: str, data: bytes) -> None:
+        if next(fails):
+            raise OSError("the disk is full")
+        write(path, data)
+
+    monkeypatch.setattr(storage, "write", write_or_fail)
+    with pytest.raises(OSError, match="disk is full"), RecordWriter(str(tmp_path), 0) as records:
+        records.add(make_row("a"))
+        records.add(make_row("b"))
+        clock[0] += 1
+        records.add(make_row("c"))
+    assert read_names(str(tmp_path)) == ["a", "b", "c"]
+
+
+def build_chunks(count: int, rows: int, counts: str) -> pa.Table:
+    """Return a table of chunks that share the memory of one column, all with the same `counts`."""
+    shared = pa.array([counts] * rows, pa.large_string())
+    names = [[f"s{chunk}-{row}" for row in range(rows)] for chunk in range(count)]
+    chunked = pa.chunked_array([pa.array(chunk, pa.large_string()) for chunk in names])
+    return pa.table([chunked, pa.chunked_array([shared] * count), chunked], RecordRow._fields)
+
+
+def test_rows_of_a_column_above_2_gib_are_found() -> None:
+    table = build_chunks(260, 100, "x" * 100_000)
+    table = table.set_column(1, "counts", table["counts"].cast(pa.string()))
+    assert table["counts"].nbytes > 2**31
+    wanted = [f"s{chunk}-{chunk % 100}" for chunk in reversed(range(260))]
+    rows = list(iterate_rows(table, wanted))
+    assert [(row.name, row.files) for row in rows] == [(name, name) for name in wanted]
+    assert {len(row.counts) for row in rows} == {100_000}
+
+
+def test_few_rows_are_copied_at_a_time() -> None:
+    table = build_chunks(200, 100, "x" * 10_000)
+    before = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(counting)
+    try:
+        found = sum(1 for _ in iterate_rows(table, table["name"].to_pylist()))
+    finally:
+        pa.set_memory_pool(before)
+    assert found == 20_000
+    assert 0 < counting.max_memory() < table.nbytes / 10
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5), st.randoms())
+def test_rows_of_many_chunks_come_in_the_wanted_order(
+    chunks: list[list[int]], random: Random
+) -> None:
+    """Compare with a list, in which equal rows have different names."""
+    rows = [
+        [make_row(f"{number}-{place}", count) for place, count in enumerate(chunk)]
+        for number, chunk in enumerate(chunks)
+    ]
+    schema = pa.schema([(name, pa.large_string()) for name in RecordRow._fields])
+    table = pa.concat_tables(
+        [schema.empty_table()]
+        + [pa.Table.from_pylist([row._asdict() for row in chunk], schema) for chunk in rows]
+    )
+    wanted = [row for chunk in rows for row in chunk]
+    random.shuffle(wanted)
+    with mock.patch.object(split_records, "_ROWS_TOGETHER", 3):
+        assert list(iterate_rows(table, [row.name for row in wanted])) == wanted
+
+
+def test_records_of_many_bytes_become_one_table_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_records, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(split_records, "_BYTES_HELD", 5_000)
+    with RecordWriter(str(tmp_path), 0) as records:
+        for number in range(8):
+            records.add(RecordRow(f"s{number}", "x" * 1_500, "{}"))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert sorted(read_names(str(tmp_path))) == [f"s{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("together", [2, 100])
+def test_records_wait_until_a_write_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float], together: int
+) -> None:
+    """A batch alone and one that takes the rows of others, whose first write fails."""
+    monkeypatch.setattr(split_records, "BATCHES_TOGETHER", together)
+    write = storage.write
+    fails = iter([False, True, False])
+
+    def write_or_fail(path: str, data: bytes) -> None:
+        if next(fails):
+            raise OSError("the disk is full")
+        write(path, data)
+
+    monkeypatch.setattr(storage, "write", write_or_fail)
+    with pytest.raises(OSError, match="disk is full"), RecordWriter(str(tmp_path), 0) as records:
+        records.add(make_row("a"))
+        records.add(make_row("b"))
+        clock[0] += 1
+        records.add(make_row("c"))
+    assert read_names(str(tmp_path)) == ["a", "b", "c"]
 
 
 def build_chunks(count: int, rows: int, counts: str) -> pa.Table:

@@ -1,19 +1,22 @@
 """The three phases of the removal of lines of sites, run over whole corpora."""
 
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.removed_spans import remove_spans
-from trainrig.corpus.repeated_text import page_edges
+from trainrig.corpus.repeated_text import page_edges, record_files
 from trainrig.corpus.repeated_text.record_files import load_spans
 from trainrig.corpus.repeated_text.site_lines import (
+    COUNT,
     SITE_LINES,
     SiteExample,
     SiteLines,
@@ -282,9 +285,26 @@ def test_examples_are_of_the_largest_sites_in_any_grouping():
     assert whole[0] == SiteExample("web", "0.example", 100, 8, "line 0 8", 8, 2)
 
 
-def test_a_record_takes_16_bytes_twice_and_8_to_sort():
-    assert choose_site_range_count(10**6, 2**30) == 1
-    assert choose_site_range_count(10**9, 2**30) == -(-40 * 10**9 // 2**30)
+def test_a_range_of_keys_takes_the_memory_it_is_planned_with(tmp_path: Path):
+    paths = []
+    for nth in range(4):
+        records = np.empty(100_000, COUNT)
+        keys = np.random.default_rng(nth).integers(1, 2**64, len(records), np.uint64)
+        records["key"] = np.sort(keys)
+        records["count"] = 1
+        paths.append(str(tmp_path / str(nth)))
+        record_files.save_by_key(paths[-1], records)
+    tracemalloc.start()
+    find_frequent_keys(paths, 0, 1, SiteLines(), str(tmp_path / "found"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert choose_site_range_count(400_000, round(1.05 * peak)) == 1
+    assert choose_site_range_count(400_000, round(0.95 * peak)) == 2
+
+
+def test_the_ranges_are_at_most_the_slices_of_a_file():
+    assert choose_site_range_count(0, 2**30) == 1
+    assert choose_site_range_count(10**12, 2**30) == record_files.SLICES
 
 
 def test_a_share_that_is_just_reached_counts():

@@ -246,9 +246,13 @@ def _count_pages(found: SitePages) -> Records:
     return record_files.merge_records(records)
 
 
+# Bytes of memory of `find_frequent_keys` for a record, measured with keys that all differ.
+_RECORD_MEMORY = 88
+
+
 def choose_site_range_count(distinct: int, memory: int) -> int:
     """Return the number of key ranges for `distinct` records, given memory in bytes."""
-    return record_files.choose_part_count(distinct, COUNT, memory)
+    return min(record_files.SLICES, max(1, -(-distinct * _RECORD_MEMORY // memory)))
 
 
 def find_frequent_keys(
@@ -258,7 +262,7 @@ def find_frequent_keys(
 
     The files of phase 1 are at `paths`; range `part` of `parts` is read. The file at `path` gets a
     slice for each of `paths`, of the frequent keys that this one has, with the counts of all splits
-    together. It takes memory for the records of the range three times. Returns the number of
+    together. It takes up to 88 bytes of memory for each record of the range. Returns the number of
     `frequent` keys.
     """
     by_split = [record_files.load_key_range([file], COUNT, part, parts) for file in paths]
@@ -417,7 +421,9 @@ def _list_examples(
 ) -> Iterator[SiteExample]:
     totals_P = _read_counts(pages.salts_P, keys).tolist()
     for page, removed in lines.items():
-        by_key = {key: line.text for key, line in reversed(removed) if key}
+        # A line near both edges of a short page is shown once, as one of the foot.
+        by_start = {line.start: (key, line.text) for key, line in removed}
+        by_key = {key: text for key, text in reversed(by_start.values()) if key}
         counts = _read_counts(np.array([*by_key], np.uint64), keys).tolist()
         for (key, text), count in zip(by_key.items(), counts, strict=True):
             shown = text.strip()[:EXCERPT]

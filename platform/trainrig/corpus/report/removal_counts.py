@@ -51,7 +51,7 @@ class RemovalCounts:
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
     contamination: contamination_report.ContaminationTallies | None = None
-    site_lines: Sequence[SiteExample] = ()  # lines of the sites with most pages
+    site_lines: Sequence[SiteExample] | None = None  # of the largest sites; None: no `[site_lines]`
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the data below `folder`, if there are any; return file sums by relative name."""
@@ -59,7 +59,10 @@ class RemovalCounts:
             return {}
         below = f"{TALLIES}/cut.json"
         path = storage.join(folder, below)
-        storage.write(path, json.dumps(dataclasses.asdict(self), indent=1).encode())
+        data = dataclasses.asdict(self)
+        if self.site_lines is None:
+            del data["site_lines"]  # keeps the bytes of runs without the table
+        storage.write(path, json.dumps(data, indent=1).encode())
         return {below: manifest.compute_file_sum(path)}
 
     def compute_counts(self) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ documents before lines is the order of Llama 3 (arXiv:2407.21783, section 3.1.1)
 duplicate are not counted twice.
 
     numbers          keep order of surviving documents
-    site-keys, site-lines, cut-site-lines               (stages.site_line_removal)
+    site-keys, site-lines, cut-site-lines, site-examples  (stages.site_line_removal)
     line-keys, common-lines, cut-lines                  (repeated_text.common_lines)
     anchors, repeated, pieces, repeats, cut-substrings  (repeated_text.exact_substrings)
     benchmarks       index the benchmarks               (decontaminate)
@@ -202,14 +202,13 @@ class SpanRemoval:
         found = dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[exact_substrings.RepeatedText]] = {}
         contamination = None
-        site_examples: Sequence[SiteExample] = ()
+        site_examples: Sequence[SiteExample] | None = None
         if run.common_lines or run.exact_substrings:
             work = functools.partial(_number_documents, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
         if run.site_lines:
             found[SITE_LINES] = self._remove_site_lines(run.site_lines)
-            names = [split.name for split in self.splits]
-            site_examples = site_line_removal.read_examples(self.path_of, names)
+            site_examples = site_line_removal.read_examples(self.path_of, len(self.splits))
         if run.common_lines:
             found[common_lines.COMMON_LINES] = self._remove_common_lines(run.common_lines)
         if run.exact_substrings:
@@ -254,9 +253,13 @@ class SpanRemoval:
         parts = choose_site_range_count(distinct, self.run.memory * MIB)
         find = functools.partial(site_line_removal.find_lines, self.path_of, names, parts, settings)
         self.do(f"site-lines-{parts}", find, _number_tasks(parts))
-        return self._run_on_splits(
+        cut = self._run_on_splits(
             "cut-site-lines", site_line_removal.cut_lines, settings, sources, parts, names
         )
+        merge = functools.partial(site_line_removal.merge_split_examples, self.path_of, names)
+        groups = _number_tasks(site_line_removal.count_groups(len(names)))
+        self.do("site-examples", merge, groups)
+        return cut
 
     def _remove_common_lines(self, settings: common_lines.CommonLines) -> dict[str, Any]:
         sources = [source.name for source in self.run.sources]
