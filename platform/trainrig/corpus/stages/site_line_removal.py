@@ -107,7 +107,9 @@ def count_groups(splits: int) -> int:
 
 def read_examples(path_of: PathBuilder, splits: int) -> list[SiteExample]:
     """Return the merged examples of all `splits` splits."""
-    return _merge_files([_name_merged_file(path_of, group) for group in range(count_groups(splits))])
+    return _merge_files(
+        [_name_merged_file(path_of, group) for group in range(count_groups(splits))]
+    )
 
 
 def _merge_files(paths: Iterable[str]) -> list[SiteExample]:
