@@ -51,7 +51,8 @@ class RemovalCounts:
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
     contamination: contamination_report.ContaminationTallies | None = None
-    site_lines: Sequence[SiteExample] | None = None  # of the largest sites; None: no `[site_lines]`
+    # Lines of the sites with most pages; None: the run has no table `[site_lines]`.
+    site_lines: Sequence[SiteExample] | None = None
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the data below `folder`, if there are any; return file sums by relative name."""

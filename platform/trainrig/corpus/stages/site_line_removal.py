@@ -113,7 +113,7 @@ def read_examples(path_of: PathBuilder, splits: int) -> list[SiteExample]:
 
 
 def _merge_files(paths: Iterable[str]) -> list[SiteExample]:
-    """Return the examples of all files, merged with those of one file in memory at a time."""
+    """Return the merged examples of all files, which are read one after the other."""
     return functools.reduce(
         lambda found, data: site_lines.merge_examples(
             [*found, *(SiteExample(**row) for row in json.loads(data))]
