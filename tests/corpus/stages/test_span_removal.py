@@ -304,6 +304,14 @@ def test_lines_of_a_site_are_cut_or_marked(make_run):
     ]
 
 
+@pytest.mark.slow
+def test_a_split_has_lines_cut_that_the_first_split_lacks(make_run):
+    texts = [f"{make_words(n)}.\n{make_words(n + 10)}." for n in range(8)]
+    texts = [f"{text}\n{FOOTER}" if n % 2 else text for n, text in enumerate(texts)]
+    counts = curate(make_run(texts, site_lines=SiteLines(min_pages=4))).counts
+    assert counts["cut"]["site_lines_documents"] == 4
+
+
 def read_cut_tallies(run: Curation) -> dict[str, Any]:
     return json.loads(storage.read(f"{run.output}/tallies/cut.json"))
 
