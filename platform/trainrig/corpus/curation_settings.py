@@ -33,6 +33,7 @@ from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
+from trainrig.corpus.repeated_text.site_lines import SiteLines
 from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.signals.text_signals import SIGNALS
@@ -214,6 +215,8 @@ class Curation(config.RunFile):
     index: Annotated[bool, config.EXTENDABLE] = False
     # Memory in MiB that a worker may use to find duplicates.
     memory: Annotated[int, config.NOT_IDENTITY] = Field(default=2048, ge=384)
+    # Settings to remove lines that many pages of one site share; None: none are removed.
+    site_lines: Annotated[SiteLines | None, config.EXTENDABLE, ADDED_LATER] = None
     # Settings to remove lines that many documents share; None: none are removed.
     common_lines: Annotated[CommonLines | None, config.EXTENDABLE] = None
     # Settings to remove spans that occur more than once; None: none are removed.
@@ -234,14 +237,15 @@ class Curation(config.RunFile):
         return self
 
     @model_validator(mode="after")
-    def _check_common_lines(self) -> Self:
+    def _check_line_sources(self) -> Self:
         there = [source.name for source in self.sources]
-        for name in (self.common_lines and self.common_lines.sources) or ():
-            if name not in there:
-                raise ValueError(
-                    "common_lines.sources: the run file has no source "
-                    f"'{name}'{config.suggest_choice(name, there)}"
-                )
+        for key, lines in (("site_lines", self.site_lines), ("common_lines", self.common_lines)):
+            for name in (lines and lines.sources) or ():
+                if name not in there:
+                    raise ValueError(
+                        f"{key}.sources: the run file has no source "
+                        f"'{name}'{config.suggest_choice(name, there)}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -48,6 +48,9 @@ VERDICT = pa.schema(
         ("cluster", pa.string()),
     ]
 )
+# Share of the characters of a document that reached the removal steps that are lines of its site;
+# null in documents dropped before. Only in runs with `[site_lines]`.
+SITE_LINES_SHARE = pa.field("site_lines_share", pa.float64())
 
 
 def build_pool_schema(run: Curation) -> pa.Schema:
@@ -84,4 +87,5 @@ def list_integer_columns(run: Curation) -> frozenset[str]:
 
 def build_row_schema(run: Curation) -> pa.Schema:
     """Return the columns of a kept document of `run`."""
-    return pa.schema([*build_pool_schema(run), *VERDICT])
+    site_lines = [SITE_LINES_SHARE] if run.site_lines else []
+    return pa.schema([*build_pool_schema(run), *VERDICT, *site_lines])

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainrig import storage
 from trainrig.corpus.repeated_text import record_files
 from trainrig.errors import DataError
 
@@ -68,6 +69,22 @@ def test_slices_can_be_read_from_buckets(s3: str):
     halves = [record_files.load_key_range([path], RECORD, part, 2) for part in range(2)]
     assert np.array_equal(np.concatenate(halves), written)
     assert len(record_files.load_slices(path, RECORD, 5, 5)) == 0
+
+
+def test_a_slice_is_read_without_the_bounds_of_the_others(tmp_path: Path, monkeypatch):
+    path = str(tmp_path / "slices")
+    records = make_records(1, 20)
+    record_files.save_slices(path, records, np.minimum(np.arange(10_001), 20))
+    read = []
+    read_range = storage.read_range
+
+    def count_bytes(path: str, begin: int, end: int) -> bytes:
+        read.append(end - begin)
+        return read_range(path, begin, end)
+
+    monkeypatch.setattr(storage, "read_range", count_bytes)
+    assert np.array_equal(record_files.load_slices(path, RECORD, 3, 5), records[3:5])
+    assert sum(read) == 8 + 3 * 8 + 2 * RECORD.itemsize
 
 
 @pytest.mark.parametrize("left", [0, 4, 100, -1])

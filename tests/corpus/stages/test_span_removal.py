@@ -13,9 +13,13 @@ from trainrig import config, storage
 from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
 from trainrig.corpus.curation_settings import CurationSource, WipeOut
 from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
+from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
+from trainrig.corpus.repeated_text.site_lines import SiteLines
+from trainrig.corpus.row_schema import build_row_schema
+from trainrig.corpus.stages import site_line_removal, span_removal
 from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
@@ -29,6 +33,9 @@ STEPS: dict[str, Any] = {
     "common_lines": CommonLines(most=3),
     "exact_substrings": ExactSubstrings(min_bytes=60),
 }
+FOOTER = "Mistakes? Write to the editors."
+# The footer is at the edge of all pages; the notice is behind a line, on too few pages for that.
+ALL_STEPS: dict[str, Any] = {"site_lines": SiteLines(min_share=0.35), **STEPS}
 
 
 def make_words(number: int, count: int = 30) -> str:
@@ -42,6 +49,7 @@ TEXTS = [
     f"{make_words(22, 90)}. {PASSAGE}{make_words(23)}.",
     f"{make_words(24, 99)}. {QUESTION} {make_words(25, 99)}.",
 ]
+WITH_FOOTER = [f"{text}\n\n{FOOTER}" for text in TEXTS]
 
 
 @pytest.fixture
@@ -58,7 +66,10 @@ def make_run(tmp_path: Path):
             (tmp_path / f"{half}.jsonl").write_text("\n".join(lines))
         limits = changes.pop("wipe_out", WipeOut())
         paths = (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
-        source = CurationSource(name="web", paths=paths, filters=(), wipe_out=limits)
+        reading = ReadSettings(piece_bytes=2000)  # several splits
+        source = CurationSource(
+            name="web", paths=paths, reading=reading, filters=(), wipe_out=limits
+        )
         given = {"output": str(tmp_path / name), "workers": 0, "sources": (source,), **changes}
         return Curation(**given)
 
@@ -123,10 +134,18 @@ def test_each_step_cuts_its_spans_and_the_text_can_be_restored(make_run, ducks):
 
 
 @pytest.mark.slow
+def test_each_step_leaves_text_for_the_next_to_cut(make_run, ducks):
+    counts = curate(make_run(WITH_FOOTER, **ALL_STEPS, decontamination=ducks)).counts["cut"]
+    assert counts["site_lines_documents"] == len(TEXTS)
+    assert counts["common_lines_documents"] == 5
+    assert counts["exact_substrings_documents"] == counts["contaminated_documents"] == 1
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_workers_write_the_same_bytes(make_run, ducks):
-    alone = make_run(name="alone", **STEPS, decontamination=ducks)
-    together = make_run(name="together", **STEPS, decontamination=ducks, workers=2)
+    alone = make_run(WITH_FOOTER, name="alone", **ALL_STEPS, decontamination=ducks)
+    together = make_run(WITH_FOOTER, name="together", **ALL_STEPS, decontamination=ducks, workers=2)
     curate(alone)
     curate(together)
     assert list_checksums(together) == list_checksums(alone)
@@ -149,9 +168,9 @@ with mock.patch.object(ray_session, "_build_local_options", on_eight):
 @pytest.mark.ray
 @pytest.mark.soak
 def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
-    alone = make_run(name="alone", **STEPS, decontamination=ducks)
+    alone = make_run(WITH_FOOTER, name="alone", **ALL_STEPS, decontamination=ducks)
     curate(alone)
-    run = make_run(name="eight", **STEPS, decontamination=ducks)
+    run = make_run(WITH_FOOTER, name="eight", **ALL_STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
     assert list_checksums(run) == list_checksums(alone)
@@ -165,9 +184,9 @@ class Stopped(Exception):
 def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     make_run, ducks, monkeypatch
 ):
-    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    whole = make_run(WITH_FOOTER, name="whole", **ALL_STEPS, decontamination=ducks)
     curate(whole)
-    run = make_run(**STEPS, decontamination=ducks)
+    run = make_run(WITH_FOOTER, **ALL_STEPS, decontamination=ducks)
     add = RecordWriter.add
     done = []
 
@@ -184,6 +203,7 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
         except Stopped:
             continue
     assert len(done) == len(set(done)) > len(list_removal_passes(run))
+    assert sum(folder.endswith("cut-site-lines") for folder, _ in done) > 1
     assert list_checksums(run) == list_checksums(whole)
 
 
@@ -205,7 +225,8 @@ with mock.patch.object(storage, "write", dying):
     curate(config.load(Curation, sys.argv[1]))
 """
 PASSES = (
-    *("numbers", "line-keys", "common-lines", "cut-lines"),
+    *("numbers", "site-keys", "site-lines", "cut-site-lines", "site-examples"),
+    *("line-keys", "common-lines", "cut-lines"),
     *("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
     *("benchmarks", "matches", "matched", "decontaminate"),
 )
@@ -214,10 +235,10 @@ PASSES = (
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", PASSES)
 def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks, tmp_path, name):
-    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    whole = make_run(WITH_FOOTER, name="whole", **ALL_STEPS, decontamination=ducks)
     assert tuple(list_removal_passes(whole)) == PASSES
     curate(whole)
-    run = make_run(**STEPS, decontamination=ducks)
+    run = make_run(WITH_FOOTER, **ALL_STEPS, decontamination=ducks)
     (tmp_path / "run.toml").write_text(config.to_toml(run))
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
     assert subprocess.run(command).returncode == -signal.SIGKILL
@@ -252,6 +273,90 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
     (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": other}) + "\n")
     assert curate(run).counts["contaminated_by"] == {}
     assert QUESTION in read_kept(run)["7"]["text"]
+
+
+PAGES_OF_A_SITE = [
+    *(f"{make_words(n)}.\n{make_words(n + 10)}.\n\n{FOOTER}" for n in range(5)),
+    *(f"{make_words(n)}.\n{make_words(n + 1)}." for n in (20, 22)),
+]
+
+
+@pytest.mark.slow
+def test_lines_of_a_site_are_cut_or_marked(make_run):
+    found = {}
+    for remove in (True, False):
+        run = make_run(PAGES_OF_A_SITE, name=f"out-{remove}", site_lines=SiteLines(remove=remove))
+        counts = curate(run).counts
+        columns = ["url", "text", "cut", "site_lines_share"]
+        kept = sorted(read_rows(run.output, KEPT, columns), key=lambda row: row["url"])
+        found[remove] = [row["site_lines_share"] for row in kept]
+        for row, text in zip(kept, PAGES_OF_A_SITE, strict=True):
+            cut = [Removed(**span) for span in row["cut"] or ()]
+            assert restore(row["text"], cut) == text
+            assert (FOOTER in row["text"]) == (FOOTER in text and not remove)
+            assert [span.by for span in cut] == ["site_lines"] * (FOOTER in text and remove)
+        assert counts["cut"]["site_lines_documents"] == 5 * remove
+        assert FOOTER in storage.read(f"{run.output}/report.html").decode()
+    assert found[True] == found[False]
+    assert found[True] == [
+        pytest.approx(len(f"\n\n{FOOTER}") / len(text) if FOOTER in text else 0)
+        for text in PAGES_OF_A_SITE
+    ]
+
+
+@pytest.mark.slow
+def test_a_split_has_lines_cut_that_the_first_split_lacks(make_run):
+    texts = [f"{make_words(n)}.\n{make_words(n + 10)}." for n in range(8)]
+    texts = [f"{text}\n{FOOTER}" if n % 2 else text for n, text in enumerate(texts)]
+    counts = curate(make_run(texts, site_lines=SiteLines(min_pages=4))).counts
+    assert counts["cut"]["site_lines_documents"] == 4
+
+
+def read_cut_tallies(run: Curation) -> dict[str, Any]:
+    return json.loads(storage.read(f"{run.output}/tallies/cut.json"))
+
+
+@pytest.mark.slow
+def test_examples_of_all_splits_are_merged_in_groups(make_run, monkeypatch):
+    found = []
+    for group in (1000, 1):
+        monkeypatch.setattr(site_line_removal, "MERGED_SPLITS", group)
+        run = make_run(PAGES_OF_A_SITE, name=f"groups-of-{group}", site_lines=SiteLines())
+        curate(run)
+        found.append(read_cut_tallies(run)["site_lines"])
+    assert found[0] == found[1]
+    assert [(row["line"], row["removed_pages"]) for row in found[0]] == [(FOOTER, 5)]
+
+
+@pytest.mark.slow
+def test_runs_without_the_table_have_no_lines_of_sites_in_their_tallies(make_run):
+    run = make_run(common_lines=CommonLines(most=3))
+    curate(run)
+    assert set(read_cut_tallies(run)) == {"rows", "repeated_texts", "contamination"}
+
+
+@pytest.mark.slow
+def test_a_run_resumed_with_another_memory_and_back_finds_the_same(make_run, monkeypatch):
+    # One range of keys, 64, and one again: the last must not read what the second wrote.
+    run = make_run(PAGES_OF_A_SITE, site_lines=SiteLines())
+    cut = site_line_removal.cut_lines
+
+    def stop(*_: Any) -> Any:
+        raise Stopped
+
+    for ranges in (1, 64):
+        monkeypatch.setattr(span_removal, "choose_site_range_count", lambda *_, n=ranges: n)
+        monkeypatch.setattr(site_line_removal, "cut_lines", stop)
+        with pytest.raises(Stopped):
+            curate(run)
+    monkeypatch.setattr(span_removal, "choose_site_range_count", lambda *_: 1)
+    monkeypatch.setattr(site_line_removal, "cut_lines", cut)
+    assert curate(run).counts["cut"]["site_lines_documents"] == 5
+
+
+def test_only_runs_with_site_lines_have_a_column_for_them(make_run):
+    assert "site_lines_share" not in build_row_schema(make_run()).names
+    assert "site_lines_share" in build_row_schema(make_run(site_lines=SiteLines())).names
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 from trainrig import manifest, storage
 from trainrig.corpus.decontaminate import contamination_report
 from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
+from trainrig.corpus.repeated_text.site_lines import SiteExample
 from trainrig.corpus.report.curation_tallies import TALLIES
 from trainrig.manifest import FileSum
 
@@ -50,6 +51,8 @@ class RemovalCounts:
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
     contamination: contamination_report.ContaminationTallies | None = None
+    # Lines of the sites with most pages; None: the run has no table `[site_lines]`.
+    site_lines: Sequence[SiteExample] | None = None
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the data below `folder`, if there are any; return file sums by relative name."""
@@ -57,7 +60,10 @@ class RemovalCounts:
             return {}
         below = f"{TALLIES}/cut.json"
         path = storage.join(folder, below)
-        storage.write(path, json.dumps(dataclasses.asdict(self), indent=1).encode())
+        data = dataclasses.asdict(self)
+        if self.site_lines is None:
+            del data["site_lines"]  # keeps the bytes of runs without the table
+        storage.write(path, json.dumps(data, indent=1).encode())
         return {below: manifest.compute_file_sum(path)}
 
     def compute_counts(self) -> dict[str, dict[str, int]]:

@@ -46,6 +46,7 @@ _LATER = (
     "keep_copies",
     "buckets",
     "index",
+    "site_lines",
     "common_lines",
     "exact_substrings",
     "decontamination",

@@ -1,21 +1,18 @@
 """Passes that remove text from the documents that survive deduplication.
 
-There are three optional steps, each enabled by its section of the run file: common lines, repeated
-substrings, and benchmarks. Each step gets the texts as the step before left them, and all surviving
-documents of each split in their order, even those left empty. Deduplicating documents before lines
-is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a duplicate are not counted
-twice.
+There are four optional steps, each enabled by its section of the run file: lines of sites, common
+lines, repeated substrings, and benchmarks. Each step gets the texts as the step before left them,
+and all surviving documents of each split in their order, even those left empty. Deduplicating
+documents before lines is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a
+duplicate are not counted twice.
 
     numbers          keep order of surviving documents
+    site-keys, site-lines, cut-site-lines, site-examples  (stages.site_line_removal)
     line-keys, common-lines, cut-lines                  (repeated_text.common_lines)
     anchors, repeated, pieces, repeats, cut-substrings  (repeated_text.exact_substrings)
-    benchmarks       index the benchmarks               (decontaminate)
-    matches          find their text in each split
-    matched          add up the matches of all splits
-    decontaminate    decide what to remove, given the totals
+    benchmarks, matches, matched, decontaminate         (stages.benchmark_removal)
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,135 +26,39 @@ from trainrig.corpus.array_files import save_arrays
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import (
     CONTAMINATED,
-    Decision,
     Decontamination,
     Index,
-    Matches,
     Totals,
-    Touch,
     contamination_report,
-    decide,
-    match,
-    merge,
 )
 from trainrig.corpus.dedup.dedup_decisions import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.document_refs import SplitIndex
 from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.repeated_text import common_lines, exact_substrings
-from trainrig.corpus.repeated_text.record_files import RemovedSpans, save_spans
+from trainrig.corpus.repeated_text.site_lines import (
+    SITE_LINES,
+    SiteExample,
+    SiteLines,
+    choose_site_range_count,
+)
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
+from trainrig.corpus.stages import benchmark_removal, site_line_removal
 from trainrig.corpus.stages.apply_rules import PathBuilder
+from trainrig.corpus.stages.benchmark_removal import BENCHMARKS_INDEX, BENCHMARKS_TOTALS
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
-
-
-def index_benchmarks(settings: Decontamination, path: str) -> Work:
-    """Return the work that builds the index of all benchmarks at `path`."""
-
-    def index(task: Task) -> Done:
-        Index.of(settings).save(path)
-        return {}, {}
-
-    return index
-
-
-def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
-    """Return the work that finds benchmark text in the documents of a split.
-
-    `path` is that of the index.
-    """
-    index = Index.load(path)
-
-    def match_split(task: Task) -> Done:
-        name = task["name"]
-        texts = (
-            text
-            for batch in surviving.select(task).iterate_texts_before(CONTAMINATED, name)
-            for text in batch
-        )
-        match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
-        return {}, {}
-
-    return match_split
-
-
-def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
-    """Return the work that adds up the matches of all splits and writes the totals to `path`."""
-
-    def add(task: Task) -> Done:
-        merge(Index.load(index), matches).save(path)
-        return {}, {}
-
-    return add
-
-
-def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
-    """Return the work that decides which spans of a split to remove and which documents to drop."""
-    index = Index.load(path)
-    totals = Totals.load(totals_path)
-
-    def decide_split(task: Task) -> Done:
-        name = task["name"]
-        matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
-        decision = decide(index, matches, totals)
-        save_spans(surviving.name_spans_file(CONTAMINATED, name), _build_removed_spans(decision))
-        fallen = np.array(sorted(decision.fallen), np.int64)
-        save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
-        told = json.dumps(
-            [
-                dataclasses.asdict(found)
-                for found in _collect_samples(surviving.select(task), name, decision)
-            ]
-        )
-        storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
-        counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
-        return {**counts, **decision.compute_counts()}, {}
-
-    return decide_split
-
-
-def _build_removed_spans(decision: Decision) -> RemovedSpans:
-    found = [
-        (document, cut.start, cut.end)
-        for document, cuts in sorted(decision.cuts.items())
-        for cut in cuts
-    ]
-    return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
-
-
-def _collect_samples(
-    surviving: SurvivingDocuments, split: str, decision: Decision
-) -> list[contamination_report.ContaminatedSample]:
-    touches: dict[int, list[Touch]] = {}
-    for touch in decision.touches:
-        touches.setdefault(touch.document, []).append(touch)
-    found = []
-    before = 0
-    for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
-        ids = rows["id"].to_pylist()
-        urls = rows["url"].to_pylist()
-        for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
-            found += [
-                contamination_report.sample(touch, identity, url, text)
-                for touch in touches.get(nth, ())
-            ]
-        found = contamination_report.pick_samples(found)
-        before += len(texts)
-    return found
-
 
 COMMON_PART = "common/{:05d}.keys"
 REPEATED_PART = "repeated/{:05d}.keys"
 REPEATS_PART = "repeats/{:05d}.spans"
-BENCHMARKS_INDEX = "benchmarks.index"
-BENCHMARKS_TOTALS = "benchmarks.totals"
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 """Function that runs the pass of the given name over all tasks that have no record yet."""
 
 
 _PASSES = {
+    SITE_LINES: site_line_removal.SITE_LINE_PASSES,
     common_lines.COMMON_LINES: ("line-keys", "common-lines", "cut-lines"),
     exact_substrings.EXACT_SUBSTRINGS: (
         "anchors",
@@ -166,7 +67,7 @@ _PASSES = {
         "repeats",
         "cut-substrings",
     ),
-    CONTAMINATED: ("benchmarks", "matches", "matched", "decontaminate"),
+    CONTAMINATED: benchmark_removal.BENCHMARK_PASSES,
 }
 
 
@@ -196,9 +97,13 @@ class SpanRemoval:
         found = dict[str, dict[str, Any]]()
         repeated_texts: Mapping[str, Sequence[exact_substrings.RepeatedText]] = {}
         contamination = None
+        site_examples: Sequence[SiteExample] | None = None
         if run.common_lines or run.exact_substrings:
             work = functools.partial(_number_documents, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
+        if run.site_lines:
+            found[SITE_LINES] = self._remove_site_lines(run.site_lines)
+            site_examples = site_line_removal.read_examples(self.path_of, len(self.splits))
         if run.common_lines:
             found[common_lines.COMMON_LINES] = self._remove_common_lines(run.common_lines)
         if run.exact_substrings:
@@ -220,7 +125,7 @@ class SpanRemoval:
             for step, counts in found.items()
             for number, source in enumerate(run.sources)
         ]
-        return RemovalCounts(tuple(rows), repeated_texts, contamination)
+        return RemovalCounts(tuple(rows), repeated_texts, contamination, site_examples)
 
     def _read_contamination(
         self, counts: Mapping[str, Any]
@@ -234,6 +139,22 @@ class SpanRemoval:
         return contamination_report.tally_contamination(
             index, Totals.load(self.path_of(BENCHMARKS_TOTALS)), counts, samples
         )
+
+    def _remove_site_lines(self, settings: SiteLines) -> dict[str, Any]:
+        sources = [source.name for source in self.run.sources]
+        names = [split.name for split in self.splits]
+        counted = self._run_on_splits("site-keys", site_line_removal.count_lines, settings, sources)
+        distinct = sum_counts(counted.values())["distinct"]
+        parts = choose_site_range_count(distinct, self.run.memory * MIB)
+        find = functools.partial(site_line_removal.find_lines, self.path_of, names, parts, settings)
+        self.do(f"site-lines-{parts}", find, _number_tasks(parts))
+        cut = self._run_on_splits(
+            "cut-site-lines", site_line_removal.cut_lines, settings, sources, parts, names
+        )
+        merge = functools.partial(site_line_removal.merge_split_examples, self.path_of, names)
+        groups = _number_tasks(site_line_removal.count_groups(len(names)))
+        self.do("site-examples", merge, groups)
+        return cut
 
     def _remove_common_lines(self, settings: common_lines.CommonLines) -> dict[str, Any]:
         sources = [source.name for source in self.run.sources]
@@ -282,15 +203,19 @@ class SpanRemoval:
     def _remove_benchmarks(self, settings: Decontamination) -> dict[str, Any]:
         index = self.path_of(BENCHMARKS_INDEX)
         self.do(
-            "benchmarks", functools.partial(index_benchmarks, settings, index), [Split("all", {})]
+            "benchmarks",
+            functools.partial(benchmark_removal.index_benchmarks, settings, index),
+            [Split("all", {})],
         )
-        self._run_on_splits("matches", match_documents, index)
+        self._run_on_splits("matches", benchmark_removal.match_documents, index)
         paths = self._list_files("matches", "npz")
         totals = self.path_of(BENCHMARKS_TOTALS)
         self.do(
-            "matched", functools.partial(merge_matches, index, paths, totals), [Split("all", {})]
+            "matched",
+            functools.partial(benchmark_removal.merge_matches, index, paths, totals),
+            [Split("all", {})],
         )
-        return self._run_on_splits("decontaminate", decontaminate, index, totals)
+        return self._run_on_splits("decontaminate", benchmark_removal.decontaminate, index, totals)
 
     def _run_on_splits(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
         """Run a pass over all splits and return the counts of each split."""

@@ -16,15 +16,17 @@ from trainrig.corpus.removed_spans import Removed, RemovedSpan, map_to_original,
 from trainrig.corpus.repeated_text.common_lines import COMMON_LINES
 from trainrig.corpus.repeated_text.exact_substrings import EXACT_SUBSTRINGS
 from trainrig.corpus.repeated_text.record_files import load_spans
+from trainrig.corpus.repeated_text.site_lines import SITE_LINES
 from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
 from trainrig.splits import Task
 
-CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # removal steps, in order
+# Removal steps, in order.
+CUT_STEPS = (SITE_LINES, COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)
 
 
 def list_removal_steps(run: Curation) -> tuple[str, ...]:
     """Return the removal steps that `run` has sections for, in order."""
-    sections = (run.common_lines, run.exact_substrings, run.decontamination)
+    sections = (run.site_lines, run.common_lines, run.exact_substrings, run.decontamination)
     return tuple(
         step for step, section in zip(CUT_STEPS, sections, strict=True) if section is not None
     )
@@ -75,6 +77,10 @@ class SurvivingDocuments:
         """Return the path of the spans that `step` removes from a split."""
         return self.path_of(step, f"{split}.cuts")
 
+    def name_marks_file(self, split: str) -> str:
+        """Return the path of the boilerplate spans of a split, also of those that stay."""
+        return self.path_of(SITE_LINES, f"{split}.marks")
+
     def name_fallen_file(self, split: str) -> str:
         """Return the path of the documents of a split that decontamination drops."""
         return self.path_of(CONTAMINATED, f"{split}.npz")
@@ -119,3 +125,22 @@ class SpanRemover:
         if document in self._fallen:
             return left, removed, CONTAMINATED
         return left, removed, last if last and not left.strip() else None
+
+
+class SiteLinesShares:
+    """Shares of boilerplate in the texts of one split, which must be given in order."""
+
+    def __init__(self, marks: Mapping[int, Sequence[RemovedSpan]]) -> None:
+        self._marks = marks
+        self._document = 0
+
+    @classmethod
+    def of(cls, surviving: SurvivingDocuments, split: str) -> "SiteLinesShares":
+        """Read the boilerplate spans of a split."""
+        return cls(load_spans(surviving.name_marks_file(split), SITE_LINES))
+
+    def measure_next(self, text: str) -> float:
+        """Return the share of the next document's characters that are in marked spans."""
+        spans = self._marks.get(self._document, ())
+        self._document += 1
+        return sum(span.end - span.start for span in spans) / max(1, len(text))

@@ -20,7 +20,12 @@ from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.language_model import assign_buckets
 from trainrig.corpus.report.curation_tallies import LikePairs
 from trainrig.corpus.report.host_tallies import build_host_counts
-from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
+from trainrig.corpus.row_schema import (
+    SITE_LINES_SHARE,
+    VERDICT,
+    build_pool_schema,
+    build_row_schema,
+)
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages import near_duplicates, surviving_documents
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
@@ -79,6 +84,8 @@ def write_split(
             pool, place, surviving_documents.list_removal_steps(run)
         )
         cutter = surviving_documents.SpanRemover.of(surviving, name, surviving.steps)
+        if run.site_lines:
+            shares = surviving_documents.SiteLinesShares.of(surviving, name)
         counts = _Counts()
         samples = _Samples()
         pairs = LikePairs(place("decided", f"{name}.npz"))
@@ -97,6 +104,8 @@ def write_split(
             for rows, first in read_verdicts(pool, place, name, there):
                 rows, passed_before = _with_verdicts(rows, first, rules, decisions, passed_before)
                 pairs.add(rows)
+                if run.site_lines:
+                    rows = _with_site_lines_shares(rows, shares)
                 if surviving.steps:
                     rows = _with_cuts(rows, cutter)
                 if run.buckets is not None:
@@ -175,6 +184,18 @@ def _with_cuts(rows: pa.Table, cutter: surviving_documents.SpanRemover) -> pa.Ta
         place = rows.column_names.index(name)
         rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
     return rows
+
+
+def _with_site_lines_shares(
+    rows: pa.Table, shares: surviving_documents.SiteLinesShares
+) -> pa.Table:
+    """Return `rows` with the share of boilerplate in each surviving text."""
+    columns = rows.select(["text", "dropped_by"]).to_pydict()
+    found = [
+        shares.measure_next(text) if fell is None else None
+        for text, fell in zip(columns["text"], columns["dropped_by"], strict=True)
+    ]
+    return rows.append_column(SITE_LINES_SHARE, pa.array(found, SITE_LINES_SHARE.type))
 
 
 def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
