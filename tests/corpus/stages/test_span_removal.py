@@ -15,6 +15,7 @@ from trainrig.corpus.curation_settings import CurationSource, WipeOut
 from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.removed_spans import Removed, restore
+from trainrig.corpus.repeated_text import common_lines, exact_substrings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
 from trainrig.corpus.repeated_text.site_lines import SiteLines
@@ -336,22 +337,48 @@ def test_runs_without_the_table_have_no_lines_of_sites_in_their_tallies(make_run
 
 
 @pytest.mark.slow
-def test_a_run_resumed_with_another_memory_and_back_finds_the_same(make_run, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "choose", "read"),
+    [
+        (
+            {"site_lines": SiteLines()},
+            (span_removal, "choose_site_range_count"),
+            (site_line_removal, "cut_lines"),
+        ),
+        (
+            {"common_lines": STEPS["common_lines"]},
+            (common_lines, "choose_line_range_count"),
+            (span_removal, "_cut_lines"),
+        ),
+        (
+            {"exact_substrings": STEPS["exact_substrings"]},
+            (exact_substrings, "choose_anchor_range_count"),
+            (span_removal, "_gather_pieces"),
+        ),
+    ],
+    ids=["site lines", "common lines", "substrings"],
+)
+def test_a_run_resumed_with_another_memory_and_back_finds_the_same(
+    make_run, monkeypatch, settings, choose, read
+):
+    texts = PAGES_OF_A_SITE if "site_lines" in settings else TEXTS
+    expected = curate(make_run(texts, name="at-once", **settings)).counts["cut"]
+    assert any(expected.values())
     # One range of keys, 64, and one again: the last must not read what the second wrote.
-    run = make_run(PAGES_OF_A_SITE, site_lines=SiteLines())
-    cut = site_line_removal.cut_lines
+    run = make_run(texts, **settings)
+    reading = getattr(*read)
 
     def stop(*_: Any) -> Any:
         raise Stopped
 
     for ranges in (1, 64):
-        monkeypatch.setattr(span_removal, "choose_site_range_count", lambda *_, n=ranges: n)
-        monkeypatch.setattr(site_line_removal, "cut_lines", stop)
+        monkeypatch.setattr(*choose, lambda *_, n=ranges: n)
+        monkeypatch.setattr(*read, stop)
         with pytest.raises(Stopped):
             curate(run)
-    monkeypatch.setattr(span_removal, "choose_site_range_count", lambda *_: 1)
-    monkeypatch.setattr(site_line_removal, "cut_lines", cut)
-    assert curate(run).counts["cut"]["site_lines_documents"] == 5
+    monkeypatch.setattr(*choose, lambda *_: 1)
+    monkeypatch.setattr(*read, reading)
+    assert curate(run).counts["cut"] == expected
 
 
 def test_only_runs_with_site_lines_have_a_column_for_them(make_run):

@@ -112,7 +112,7 @@ def read_examples(path_of: PathBuilder, splits: int) -> list[SiteExample]:
     )
 
 
-def _merge_files(paths: Iterable[str]) -> list[SiteExample]:
+def _merge_files(paths: Sequence[str]) -> list[SiteExample]:
     """Return the merged examples of all files, which are read one after the other."""
     return functools.reduce(
         lambda found, data: site_lines.merge_examples(

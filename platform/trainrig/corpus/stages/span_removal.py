@@ -49,10 +49,6 @@ from trainrig.corpus.stages.benchmark_removal import BENCHMARKS_INDEX, BENCHMARK
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
-COMMON_PART = "common/{:05d}.keys"
-REPEATED_PART = "repeated/{:05d}.keys"
-REPEATS_PART = "repeats/{:05d}.spans"
-
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 """Function that runs the pass of the given name over all tasks that have no record yet."""
 
@@ -163,12 +159,10 @@ class SpanRemoval:
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("lines", "keys")
+        common = self._name_parts(f"common-{parts}", "keys", parts)
         find = common_lines.find_common_lines
-        work = functools.partial(
-            _work_on_parts, find, keys, self.path_of, COMMON_PART, parts, settings
-        )
+        work = functools.partial(_work_on_parts, find, keys, common, parts, settings)
         self.do(f"common-lines-{parts}", work, _number_tasks(parts))
-        common = [self.path_of(COMMON_PART.format(part)) for part in range(parts)]
         return self._run_on_splits("cut-lines", _cut_lines, settings, sources, common)
 
     def _remove_substrings(self, settings: exact_substrings.ExactSubstrings) -> dict[str, Any]:
@@ -177,26 +171,21 @@ class SpanRemoval:
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("anchors", "keys")
+        repeated = self._name_parts(f"repeated-{parts}", "keys", parts)
         find = exact_substrings.find_repeated_anchors
-        work = functools.partial(_work_on_parts, find, keys, self.path_of, REPEATED_PART, parts)
+        work = functools.partial(_work_on_parts, find, keys, repeated, parts)
         records = self.do(f"repeated-{parts}", work, _number_tasks(parts)).read_results(
             _number_tasks(parts)
         )
         copies = sum_counts(record.counts for record in records)["copies"]
         partitions = exact_substrings.choose_partition_count(copies, settings)
-        repeated = [self.path_of(REPEATED_PART.format(part)) for part in range(parts)]
         self._run_on_splits(f"pieces-{partitions}", _gather_pieces, settings, repeated, partitions)
         pieces = self._list_files("pieces", "pieces")
+        repeats = self._name_parts("repeats", "spans", partitions)
         work = functools.partial(
-            _work_on_parts,
-            exact_substrings.find_repeats,
-            pieces,
-            self.path_of,
-            REPEATS_PART,
-            settings,
+            _work_on_parts, exact_substrings.find_repeats, pieces, repeats, settings
         )
         self.do(f"repeats-{partitions}", work, _number_tasks(partitions))
-        repeats = [self.path_of(REPEATS_PART.format(part)) for part in range(partitions)]
         nth = {split.name: number for number, split in enumerate(self.splits)}
         return self._run_on_splits("cut-substrings", _cut_substrings, repeats, nth)
 
@@ -225,26 +214,30 @@ class SpanRemoval:
     def _list_files(self, folder: str, ending: str) -> list[str]:
         return [self.path_of(folder, f"{split.name}.{ending}") for split in self.splits]
 
+    def _name_parts(self, folder: str, ending: str, parts: int) -> list[str]:
+        """Return the paths of the results of `parts` parts.
+
+        A folder of ranges carries their number: a run that is resumed with another `memory` has
+        other ranges, and may be resumed with the first one again.
+        """
+        return [self.path_of(folder, f"{part:05d}.{ending}") for part in range(parts)]
+
 
 def _number_tasks(tasks: int) -> list[Split]:
     return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
 
 
 def _work_on_parts(
-    find: Callable[..., dict[str, Any]],
-    paths: Sequence[str],
-    path_of: PathBuilder,
-    name: str,
-    *more: Any,
+    find: Callable[..., dict[str, Any]], paths: Sequence[str], results: Sequence[str], *more: Any
 ) -> Work:
     """Return the work that calls `find` for a part of the files at `paths`.
 
-    The result of each part is a file `name`, which is formatted with the number of the part.
+    `results` are the paths of the results of all parts.
     """
 
     def work(task: Task) -> Done:
         part = task["number"]
-        return find(paths, part, *more, path_of(name.format(part))), {}
+        return find(paths, part, *more, results[part]), {}
 
     return work
 

@@ -145,7 +145,8 @@ class PolicyRules:
             self._values[name].append(value)
         if len(self._steps) > REMEMBERED:
             self._forget_scores(self._steps[2 * MOST], self._steps[3 * MOST - 1])
-            for numbers in (self._steps, *self._values.values()):
+            del self._steps[2 * MOST : 3 * MOST]
+            for numbers in self._values.values():
                 del numbers[2 * MOST : 3 * MOST]
 
     def _forget_from(self, step: int) -> None:
