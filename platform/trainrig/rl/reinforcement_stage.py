@@ -12,7 +12,7 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.model_source import open_initial_model
-from trainrig.posttrain.prompt_files import FORMAT, read_prompt_set
+from trainrig.posttrain.prompt_files import FORMAT, PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
 from trainrig.rl.masked_prompts import PromptMasks, check_masks, explain_unmaskable
@@ -86,10 +86,7 @@ def prepare_with_prompts(
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     prompts = manifest.digest([list(pair) for pair in keys])
     if masked:
-        if reason := explain_unmaskable(run):
-            raise ConfigError(f"masked_documents: {reason}, so prompts cannot be masked exactly")
-        check_masks(masked, prompt_set, prompts)
-        PromptMasks(run, prompt_set, masked)
+        _check_masked(run, masked, prompt_set, prompts)
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
@@ -122,6 +119,31 @@ def prepare_with_prompts(
     inputs = _hash_inputs(run, path, prompts)
     if masked:
         inputs["masked_documents"] = masked.sha256
+    if teacher:
+        inputs["teacher"] = checkpoint.compute_content_key(teacher.weights)
+    if critic:
+        inputs["critic"] = checkpoint.compute_content_key(critic.weights)
+    return job, inputs, _count_inputs(run, prompt_set, model, teacher, critic), longest
+
+
+def _check_masked(
+    run: ReinforcementLearning, masked: MaskedDocuments, prompt_set: PromptSet, prompts: str
+) -> None:
+    """Raise ConfigError if the masked prompts are not of this run, or if no mask is exact."""
+    if reason := explain_unmaskable(run):
+        raise ConfigError(f"masked_documents: {reason}, so prompts cannot be masked exactly")
+    check_masks(masked, prompt_set, prompts)
+    PromptMasks(run, prompt_set, masked)
+
+
+def _count_inputs(
+    run: ReinforcementLearning,
+    prompt_set: PromptSet,
+    model: DecoderConfig,
+    teacher: FrozenModel | None,
+    critic: TrainedModel | None,
+) -> dict[str, int]:
+    """Return the numbers of prompts, and of parameters that are trained or help to train."""
     counted = {
         "prompts": len(prompt_set.prompts),
         "prompts_left_out": sum(prompt_set.left_out.values()),
@@ -132,12 +154,10 @@ def prepare_with_prompts(
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
     if teacher:
-        inputs["teacher"] = checkpoint.compute_content_key(teacher.weights)
         counted["parameters_of_teacher"] = count_parameters(teacher.model).total
     if critic:
-        inputs["critic"] = checkpoint.compute_content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
-    return job, inputs, counted, longest
+    return counted
 
 
 def _hash_inputs(run: ReinforcementLearning, path: str, prompts: str) -> dict[str, str]:
