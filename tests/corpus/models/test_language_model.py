@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.models.language_model import (
@@ -142,6 +142,7 @@ def test_an_existing_tokenizer_can_be_used(tmp_path):
 
 
 @pytest.mark.parametrize("pieces", [Subwords(vocabulary=300), Words()])
+@example(texts=["1 <s>", "a</s> <s>"])
 @given(texts=st.lists(st.text(st.sampled_from("ab <s>/é\u00a0\u03a3\n\tΣ1")), max_size=3))
 def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
     tokenizer = tokenizers.Tokenizer.from_str(make_tokenizer(pieces, iter(TEXTS)))

@@ -132,14 +132,17 @@ class TextEncoder:
     """Encodes texts as ids of a model's words.
 
     If the tokenizer treats each word independently, each word is tokenized once and cached, which
-    is ten times as fast as tokenizing the texts.
+    is ten times as fast as tokenizing the texts. A line with an added token, such as `<s>`, is
+    tokenized whole, as the token is cut out before words are found.
     """
 
     def __init__(self, tokenizer: str, where: str) -> None:
         self._tokenizer = read_tokenizer(tokenizer, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._by_word = _encodes_words_independently(json.loads(tokenizer))
+        settings = json.loads(tokenizer)
+        self._by_word = _encodes_words_independently(settings)
+        self._added = [str(added["content"]) for added in settings.get("added_tokens") or ()]
         self._known: dict[str, list[int]] = {}  # pieces of words that were encoded before
         self.pieces = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -152,10 +155,7 @@ class TextEncoder:
 
         `word_of` is the model's word id for each piece.
         """
-        sentences = [
-            [line.split(" ") if self._by_word else [line] for line in iterate_lines(text)]
-            for text in texts
-        ]
+        sentences = [[self._split(line) for line in iterate_lines(text)] for text in texts]
         known = self._encode_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []
         begins = np.zeros(len(texts) + 1, np.int64)
@@ -167,6 +167,12 @@ class TextEncoder:
             begins[number + 1] = len(ids)
         pieces = np.array(ids, np.int64)
         return np.concatenate([word_of, [END, BEGIN]]).astype(np.uint32)[pieces], begins
+
+    def _split(self, line: str) -> list[str]:
+        """Return the parts of a line that are tokenized apart from each other."""
+        if not self._by_word or any(added in line for added in self._added):
+            return [line]
+        return line.split(" ")
 
     def _encode_units(self, units: set[str]) -> Mapping[str, list[int]]:
         """Return the piece ids of each of `units`."""
