@@ -100,7 +100,7 @@ WEB_A = [
 WEB_B = [
     *(plain(f"web.example/chain-{n}", text) for n, text in enumerate(CHAIN)),
     ONE_FACE,
-    plain("web.example/numbers", "With the house " + "of 12 34 56 78 90 and " * 40),
+    plain("web.example/numbers", "With the house " + "of 12 34 56 78 90 and " * 100),
 ]
 WIKI = [
     plain("wiki.example/2", make_prose(2).upper().replace(" ", "  ")),
