@@ -26,10 +26,8 @@ from trainrig.objectives.objective_interface import Corrupting
 from trainrig.runs.run_list import compute_worker_usd
 from trainrig.runs.step_trace import RUN_FILE, TracedRun, open_traced
 from trainrig.storage.missing_folders import is_missing
-from trainrig.tokens.rows.masked_documents import (
-    MaskedDocument,
-    MaskedDocuments,
-)
+from trainrig.tokens.batches import DataHistory
+from trainrig.tokens.rows.masked_documents import MaskedDocument, MaskedDocuments
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train import checkpoint, pretrain
@@ -165,7 +163,9 @@ def plan_forgetting(
     first = min((page.first_data_step for page in pages), default=0)
     start = None
     if pages:
-        start = read_started(out, folder, masked) or _find_start(settings, folder, masked, first)
+        start = read_started(out, folder, masked) or find_start(
+            folder, _open_masked(settings, masked), first
+        )
     updates = min((page.updates[0] for page in pages), default=steps + 1)
     runs = RunFolder(folder)
     there = {step for _, step, _ in checkpoint.list_committed(runs, runs.checkpoints)}
@@ -341,16 +341,22 @@ def read_started(out: str | None, folder: str, masked: MaskedDocuments) -> Start
     return StartingPoint(**recorded["start"])
 
 
-def _find_start(
-    settings: Pretraining, folder: str, masked: MaskedDocuments, first: int
+def find_start(
+    folder: str, batches: DataHistory, first: int, updates: int = 1
 ) -> StartingPoint | None:
-    """Return the newest whole checkpoint from before the batch `first`, or None.
+    """Return the newest whole checkpoint from before the batch of data step `first`, or None.
 
     A run that already forgot other pages shares the checkpoints of the run that it came from. If a
     run rolled back after a loss spike, only checkpoints from before the data that it then left out
     are considered: a run without the pages has to decide about that data by itself.
+
+    Args:
+        folder: the run.
+        batches: the batches without the pages. A checkpoint that learned from a page of an earlier
+            request does not fit them.
+        first: the first data step with a page.
+        updates: updates of a batch. A checkpoint between them needs a batch of the old run.
     """
-    batches = _open_masked(settings, masked)
     for place in iterate_origins(folder):
         run_folder = RunFolder(place)
         left_out = [attempt.skip[0] for attempt in run_folder.read_attempts() if attempt.skip]
@@ -359,11 +365,11 @@ def _find_start(
             if checkpoint.find_damage(path) is not None:
                 continue
             data_step = int(checkpoint.read_entries(path)["data_step"])
-            if data_step > latest:
+            if data_step > latest or data_step % updates:
                 continue
             try:
                 checkpoint.check_data(path, batches)
-            except ConfigError:  # the checkpoint learned from a page of an earlier request
+            except ConfigError:
                 continue
             return StartingPoint(path, step, data_step, checkpoint.compute_content_key(path))
     return None

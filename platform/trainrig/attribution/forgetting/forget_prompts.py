@@ -13,8 +13,8 @@ from trainrig import config, hardware, manifest, storage
 from trainrig.attribution.forgetting.forget_plan import (
     ForgetPlan,
     LearnedPage,
-    StartingPoint,
     estimate_replay,
+    find_start,
     iterate_origins,
     read_started,
 )
@@ -85,7 +85,7 @@ def plan_prompts(
 ) -> ForgetPlan:
     """Plan to take the prompts of `request` back from the run of `rl` in `folder`.
 
-    The arguments are those of `plan_forgetting`. Raises ConfigError for a run whose prompts cannot
+    Takes the arguments of `plan_forgetting`. Raises ConfigError for a run whose prompts cannot
     be taken back, and DataError if its prompts, initial weights or metrics are missing.
     """
     if instance is not None:
@@ -113,7 +113,9 @@ def plan_prompts(
     first = min((page.first_data_step for page in pages), default=0)
     start = None
     if pages:
-        start = read_started(out, folder, masked) or _find_start(run, folder, masked, first)
+        start = read_started(out, folder, masked) or find_start(
+            folder, _open_batches(run, masked), first, run.rollouts.updates
+        )
     updates = min((page.updates[0] for page in pages), default=run.training.steps + 1)
     runs = RunFolder(folder)
     there = {step for _, step, _ in checkpoint.list_committed(runs, runs.checkpoints)}
@@ -219,32 +221,6 @@ def _explain_unused(
         else:
             where = ", ".join(run.prompts.paths)
             yield UnusedName(name, f"no usable prompt of {where} has this url or id")
-
-
-def _find_start(
-    run: ReinforcementLearning, folder: str, masked: MaskedDocuments, first: int
-) -> StartingPoint | None:
-    """Return the newest whole checkpoint from before the batch of step `first`, or None.
-
-    It lies between two batches, because the batch of a later update is stored in the old run.
-    """
-    maker = _open_batches(run, masked)
-    for place in iterate_origins(folder):
-        runs = RunFolder(place)
-        left_out = [attempt.skip[0] for attempt in runs.read_attempts() if attempt.skip]
-        latest = min([first, *left_out])
-        for path, step, _ in checkpoint.list_committed(runs, runs.checkpoints):
-            if checkpoint.find_damage(path) is not None:
-                continue
-            data_step = int(checkpoint.read_entries(path)["data_step"])
-            if data_step > latest or data_step % run.rollouts.updates:
-                continue
-            try:
-                checkpoint.check_data(path, maker)
-            except ConfigError:  # the checkpoint learned from a prompt of an earlier request
-                continue
-            return StartingPoint(path, step, data_step, checkpoint.compute_content_key(path))
-    return None
 
 
 def _open_batches(run: ReinforcementLearning, masked: MaskedDocuments) -> RolloutBatches:
