@@ -93,7 +93,7 @@ def _warn_of_memory(most: int, workers: int, mebibytes: int) -> None:
 
 
 def warn_without_space(rows: Iterator[_Row | None], place: WorkerPlace) -> Iterator[_Row | None]:
-    """Yield `rows`, and warn once if no worker runs because other work holds the cluster.
+    """Yield `rows`, and warn once if no worker runs because the cluster has no space for one.
 
     A None among `rows` means that no split was done for a while.
     """
@@ -106,8 +106,8 @@ def warn_without_space(rows: Iterator[_Row | None], place: WorkerPlace) -> Itera
             free = ray_local.call_while_ray_lives(ray_pools.describe_free_for_waiting, place.need)
             if free:
                 log.warning(
-                    "workers: none runs yet, because other work holds the cluster: %s; they start "
-                    "when that ends or nodes are added",
+                    "workers: none runs yet, because the cluster has no space for one: %s; they "
+                    "start when other work ends or nodes are added",
                     free,
                 )
                 break
