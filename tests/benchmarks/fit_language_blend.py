@@ -10,7 +10,7 @@ in other languages judge the result (test_language_id.py).
 
 Per language, up to 150 messages and 150 paragraphs of help are drawn, and two words of each. Each
 kind of text of each language weighs the same, but languages that one model lacks weigh 2%, as they
-are rare among real pages. The weights are those of the highest likelihood. `lid_floor` is not
+are rare among real pages. The weights have the highest likelihood. `lid_floor` is not
 fitted, but e^-9, below the likelihoods that lid.176 gives to plausible languages.
 
 The module's numbers are from an earlier form of this script, which drew its pairs of words by

@@ -30,7 +30,7 @@ class BatchShape:
 
 
 class MemoryRow(Settings):
-    """Bytes of a device in one layout, by what is recomputed: `nothing`, `selective` or `full`."""
+    """Bytes of a device in one layout, by recomputation: `nothing`, `selective` or `full`."""
 
     layout: str  # ZeRO stage; if `offered`, also the layout's name in run files
     offered: bool  # true if run files can select this layout

@@ -286,8 +286,8 @@ def _measure_misfit(
 ) -> float:
     """Measure the distance of (L, C, F) from `parameters`, and from the usual proportions.
 
-    `found` is the model's own number of parameters, by default that of a decoder. The distance from
-    `parameters` has by far the greatest weight.
+    `found` is the model's own number of parameters, by default counted as for a decoder. The
+    distance from `parameters` has by far the greatest weight.
     """
     layers, channels, between = sizes
     if found is None:

@@ -15,8 +15,8 @@ n-grams, W words and D documents of a batch; a 1 marks one entry more.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Int64s, UInt8s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
@@ -32,10 +32,10 @@ class OverlapSpans(NamedTuple):
     Positions are words of a batch of documents. Spans may overlap.
     """
 
-    documents: NDArray[np.int64]  # counted from the first document of the batch
-    examples: NDArray[np.uint32]  # one example of the benchmark that the span matches
-    begins: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    documents: Int64s  # counted from the first document of the batch
+    examples: UInt32s  # one example of the benchmark that the span matches
+    begins: Int64s
+    stops: Int64s
 
 
 class BenchmarkOverlap:
@@ -62,9 +62,7 @@ class BenchmarkOverlap:
         self._documents = 0
         self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document contained
 
-    def add(
-        self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
-    ) -> OverlapSpans:
+    def add(self, hits: Hits, numbers_W: UInt32s, firsts_D1: Int64s) -> OverlapSpans:
         """Add a batch of documents and return the spans that match dirty examples.
 
         `numbers_W` are the vocabulary numbers of the words; `firsts_D1` are offsets into it.
@@ -129,7 +127,7 @@ class BenchmarkOverlap:
         )
 
 
-def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
+def count_units(index: Index, style: BySize) -> Int64s:
     """Return the number of units (n-grams or words) of each example."""
     begins_gram_B = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
     examples = index.examples_B if begins_gram_B is None else index.examples_B[begins_gram_B]
@@ -142,7 +140,7 @@ def list_thresholds(index: Index, style: BySize) -> list[float]:
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
-def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
+def find_unit_thresholds(index: Index, style: BySize) -> Int64s:
     """Return the smallest number of units that makes each example dirty.
 
     Shares are rounded to 1 / SHARE_STEPS before they are compared with the threshold. An example
@@ -166,10 +164,10 @@ def _measure_span(
     place: _Integer,
     order: _Integer,
     skips: int,
-    words_B: NDArray[np.uint32],
-    texts_B: NDArray[np.uint32],
-    ends_P: NDArray[np.int64],
-    numbers: NDArray[np.uint32],
+    words_B: UInt32s,
+    texts_B: UInt32s,
+    ends_P: Int64s,
+    numbers: UInt32s,
     first: int,
     end: int,
 ) -> _Integer:
@@ -203,27 +201,27 @@ def _measure_span(
 
 @compile_nogil
 def _mark_overlap(
-    hit_words: NDArray[np.int64],
-    hit_grams: NDArray[np.uint32],
-    gram_firsts: NDArray[np.int64],
-    gram_places: NDArray[np.uint32],
-    orders_B: NDArray[np.uint8],
-    words_B: NDArray[np.uint32],
-    texts_B: NDArray[np.uint32],
-    ends_P: NDArray[np.int64],
-    examples_B: NDArray[np.uint32],
-    numbers: NDArray[np.uint32],
+    hit_words: Int64s,
+    hit_grams: UInt32s,
+    gram_firsts: Int64s,
+    gram_places: UInt32s,
+    orders_B: UInt8s,
+    words_B: UInt32s,
+    texts_B: UInt32s,
+    ends_P: Int64s,
+    examples_B: UInt32s,
+    numbers: UInt32s,
     first: int,
     end: int,
     document: int,
     whole_words: bool,
     skips: int,
-    stamps_B: NDArray[np.int64],
-    stamps_G: NDArray[np.int64],
-    stamps_E: NDArray[np.int64],
-    units_E: NDArray[np.int64],
-    touched_E: NDArray[np.int64],
-    marks_B: NDArray[np.bool_],
+    stamps_B: Int64s,
+    stamps_G: Int64s,
+    stamps_E: Int64s,
+    units_E: Int64s,
+    touched_E: Int64s,
+    marks_B: Bools,
 ) -> int:
     """Mark the units that one document contains, and return the number of examples it touches.
 
@@ -265,28 +263,28 @@ def _mark_overlap(
 
 @compile_nogil
 def _find_longest_spans(
-    hit_words: NDArray[np.int64],
-    hit_grams: NDArray[np.uint32],
-    gram_firsts: NDArray[np.int64],
-    gram_places: NDArray[np.uint32],
-    orders_B: NDArray[np.uint8],
-    words_B: NDArray[np.uint32],
-    texts_B: NDArray[np.uint32],
-    ends_P: NDArray[np.int64],
-    examples_B: NDArray[np.uint32],
-    numbers: NDArray[np.uint32],
+    hit_words: Int64s,
+    hit_grams: UInt32s,
+    gram_firsts: Int64s,
+    gram_places: UInt32s,
+    orders_B: UInt8s,
+    words_B: UInt32s,
+    texts_B: UInt32s,
+    ends_P: Int64s,
+    examples_B: UInt32s,
+    numbers: UInt32s,
     first: int,
     end: int,
     document: int,
     skips: int,
-    stamps_E: NDArray[np.int64],
-    benchmarks_E: NDArray[np.int64],
+    stamps_E: Int64s,
+    benchmarks_E: Int64s,
     position: int,
     filled: int,
-    documents: NDArray[np.int64],
-    examples: NDArray[np.uint32],
-    begins: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    documents: Int64s,
+    examples: UInt32s,
+    begins: Int64s,
+    stops: Int64s,
 ) -> int:
     """Record the longest match with a dirty example, at each hit and for each benchmark.
 

@@ -3,7 +3,7 @@
 The sum of a floating-point product depends on the order of its terms, and libraries choose that
 order. Here, vectors are scaled to a fixed length and rounded to integers first. All sums of their
 products are then integers that the dtype represents exactly, so every order gives the same bits, at
-any number of threads. Clusters are those of spherical k-means: the centroids depend on the set of
+any number of threads. Clusters are made by spherical k-means: the centroids depend on the set of
 vectors and on the initial ones alone, and not on the order in which files are read.
 
 Shapes: N vectors (for duplicates in the keep order), M other vectors, B vectors of a block, K

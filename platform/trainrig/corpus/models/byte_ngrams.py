@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float32s, Int32s, Int64s, UInt8s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.errors import DataError
 
@@ -32,11 +33,11 @@ _LANES = 16  # texts that the automaton reads together
 class ByteNGrams(NamedTuple):
     """The model. Shapes: S states, T distinct rows of transitions, F n-grams, K classes."""
 
-    transitions_T256: NDArray[np.uint32]  # the next state, by the next byte
-    rows_S: NDArray[np.uint32]  # a state's row of transitions
-    n_grams_S: NDArray[np.int32]  # the n-gram that a state emits, or -1
+    transitions_T256: UInt32s  # the next state, by the next byte
+    rows_S: UInt32s  # a state's row of transitions
+    n_grams_S: Int32s  # the n-gram that a state emits, or -1
     steps_FK: NDArray[np.int16]  # log-probabilities, in 1/1024
-    priors_K: NDArray[np.float32]
+    priors_K: Float32s
 
 
 class ByteModel(NamedTuple):
@@ -91,8 +92,8 @@ def _count_steps(log_probabilities: NDArray[np.float16]) -> NDArray[np.int16]:
 class ByteScores(NamedTuple):
     """Scores of texts. Shapes: D texts, K classes."""
 
-    scores_DK: NDArray[np.float32]  # logarithms of likelihoods, with any offset per text
-    sizes_D: NDArray[np.int64]  # bytes of each text
+    scores_DK: Float32s  # logarithms of likelihoods, with any offset per text
+    sizes_D: Int64s  # bytes of each text
 
 
 def score_bytes(texts: Sequence[str], n_grams: ByteNGrams) -> ByteScores:
@@ -116,10 +117,10 @@ def score_bytes(texts: Sequence[str], n_grams: ByteNGrams) -> ByteScores:
 
 @compile_nogil
 def _score(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    data: UInt8s,
+    starts: Int64s,
     model: ByteNGrams,
-    scores: NDArray[np.float32],
+    scores: Float32s,
 ) -> None:
     emitted = np.empty(len(data), np.int32)
     for first in range(0, len(scores), _LANES):
@@ -148,15 +149,15 @@ def _score(
 
 @compile_nogil
 def _run_automaton(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    data: UInt8s,
+    starts: Int64s,
     model: ByteNGrams,
-    emitted: NDArray[np.int32],
+    emitted: Int32s,
 ) -> None:
     """Write the n-gram that each byte of a few texts emits, or -1.
 
     The texts advance together, a byte of each in turn: the tables are larger than the processor's
-    caches, and the loads of one text do not wait for those of another.
+    caches, and the processor loads entries for several texts at once.
     """
     texts = len(starts) - 1
     states = np.zeros(texts, np.uint32)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float32s, Float64s, Int32s, Int64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.errors import DataError
 
@@ -39,9 +40,9 @@ class FastTextModel:
     words: list[str | None]
     labels: list[str]
     label_counts: list[int]  # most frequent first
-    rows_RC: NDArray[np.float32]  # rows of the words, then of the n-grams
-    n_gram_rows: NDArray[np.int32]  # [buckets] row of the n-grams with this hash, or -1
-    output_LC: NDArray[np.float32]  # rows of the tree's inner nodes; the last is unused
+    rows_RC: Float32s  # rows of the words, then of the n-grams
+    n_gram_rows: Int32s  # [buckets] row of the n-grams with this hash, or -1
+    output_LC: Float32s  # rows of the tree's inner nodes; the last is unused
     shortest: int  # characters of an n-gram, including the word's borders
     longest: int
 
@@ -123,7 +124,7 @@ def _decode_name(name: bytes) -> str | None:
         return None
 
 
-def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
+def _read_quantised_matrix(cursor: _Cursor) -> Float32s:
     has_norms = cursor.read_byte()
     height, _ = cursor.take(_SHAPE_LAYOUT)
     (codes_size,) = cursor.take(struct.Struct("<i"))
@@ -135,7 +136,7 @@ def _read_quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows)
 
 
-def _decode_centroids(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
+def _decode_centroids(codes: NDArray[np.generic], cursor: _Cursor) -> Float32s:
     """Decode rows of centroids: one code per run of channels, of which the last may be shorter."""
     channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
     centroids = cursor.read_array("<f4", channels * _CENTROIDS).astype(np.float32)
@@ -154,8 +155,8 @@ _LOG_FLOOR = 1e-5  # fastText adds this to each factor before it takes logarithm
 class LabelTree(NamedTuple):
     """Nodes of the tree: leaves are the labels, 0 to L - 1; then inner nodes, the root last."""
 
-    left: NDArray[np.int64]  # [2L - 1]; -1 at leaves
-    right: NDArray[np.int64]
+    left: Int64s  # [2L - 1]; -1 at leaves
+    right: Int64s
 
 
 def build_label_tree(counts: Sequence[int]) -> LabelTree:
@@ -183,11 +184,11 @@ def build_label_tree(counts: Sequence[int]) -> LabelTree:
 
 @compile_nogil
 def find_likeliest(
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
-    output: NDArray[np.float32],
-    vector: NDArray[np.float32],
-    likelihoods: NDArray[np.float64],
+    left: Int64s,
+    right: Int64s,
+    output: Float32s,
+    vector: Float32s,
+    likelihoods: Float64s,
 ) -> int:
     """Return the most likely label of `vector`; fill `likelihoods` [2L - 1] of all nodes."""
     leaves = (len(left) + 1) // 2

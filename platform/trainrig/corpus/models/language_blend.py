@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float32s, Float64s, Int64s, UInt16s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.models.byte_ngrams import ByteScores
 from trainrig.corpus.signals.text_arrays import LETTER, TextBatch
@@ -86,11 +86,11 @@ _KANA_SHARE = 0.2
 class Classes(NamedTuple):
     """Correspondence of the L labels of lid.176 with the K classes of the n-grams, S scripts."""
 
-    targets_K: NDArray[np.int64]  # label of each class; L and above: other languages; -1: none
+    targets_K: Int64s  # label of each class; L and above: other languages; -1: none
     others: int  # languages that only the n-grams know
-    in_both_L: NDArray[np.bool_]
-    allowed_SL: NDArray[np.bool_]  # languages of each script
-    never_L: NDArray[np.bool_]
+    in_both_L: Bools
+    allowed_SL: Bools  # languages of each script
+    never_L: Bools
 
 
 def match_classes(labels: Sequence[str], names: Sequence[str]) -> Classes:
@@ -108,14 +108,14 @@ def match_classes(labels: Sequence[str], names: Sequence[str]) -> Classes:
 class Blended(NamedTuple):
     """The most likely label of each text, and its probability."""
 
-    labels_D: NDArray[np.int64]
-    scores_D: NDArray[np.float64]
+    labels_D: Int64s
+    scores_D: Float64s
 
 
 def blend(
     batch: TextBatch,
-    chosen: NDArray[np.int64],
-    likelihoods: NDArray[np.float32],
+    chosen: Int64s,
+    likelihoods: Float32s,
     found: ByteScores,
     classes: Classes,
 ) -> Blended:
@@ -139,12 +139,12 @@ def blend(
 
 @compile_nogil
 def _find_scripts(
-    codes: NDArray[np.uint32],
-    kinds: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-    blocks: NDArray[np.int64],
-    scripts: NDArray[np.int64],
+    codes: UInt32s,
+    kinds: UInt16s,
+    starts: Int64s,
+    chosen: Int64s,
+    blocks: Int64s,
+    scripts: Int64s,
 ) -> None:
     """Write the script of most letters of each text; -1: none, or one with many languages."""
     counts = np.empty(len(blocks), np.int64)
@@ -176,14 +176,14 @@ def _find_scripts(
 
 @compile_nogil
 def _blend(
-    likelihoods: NDArray[np.float32],
-    n_gram_scores: NDArray[np.float32],
-    sizes: NDArray[np.int64],
+    likelihoods: Float32s,
+    n_gram_scores: Float32s,
+    sizes: Int64s,
     classes: Classes,
-    scripts: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float64],
+    scripts: Int64s,
+    weights: Float64s,
+    labels: Int64s,
+    scores: Float64s,
 ) -> None:
     lid_weight, lid_floor, ngram_weight, ngram_decay = weights[:4]
     only_lid_weight, only_lid, only_ngrams = weights[4:]

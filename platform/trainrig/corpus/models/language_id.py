@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Bools, Float32s, Float64s, Int64s, UInt16s, UInt32s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.models.byte_ngrams import ByteModel, find_model, read_byte_model, score_bytes
 from trainrig.corpus.models.fasttext_labels import (
@@ -71,7 +71,7 @@ def identify(text: str, model: LanguageModel = "blend") -> LanguageGuess:
 
 def identify_all(
     texts: Sequence[str], batch: TextBatch | None = None, model: LanguageModel = "blend"
-) -> tuple[list[str], NDArray[np.float64]]:
+) -> tuple[list[str], Float64s]:
     """Return the language codes and scores of the first `PREFIX` characters of `texts`.
 
     `batch` may be passed if `build_batch(texts)` exists already.
@@ -101,11 +101,11 @@ def identify_all(
 
 def _apply_lid(
     batch: TextBatch,
-    chosen: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float64],
+    chosen: Int64s,
+    labels: Int64s,
+    scores: Float64s,
     keep: bool = False,
-) -> NDArray[np.float32]:
+) -> Float32s:
     """Fill `labels` and `scores` of the `chosen` texts by lid.176.
 
     Returns the likelihoods of all languages, [chosen, languages], if `keep` is true.
@@ -120,9 +120,9 @@ def _apply_lid(
 def _blend_models(
     texts: Sequence[str],
     batch: TextBatch,
-    chosen: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float64],
+    chosen: Int64s,
+    labels: Int64s,
+    scores: Float64s,
 ) -> None:
     """Fill `labels` and `scores` of the `chosen` texts by both models."""
     likelihoods = _apply_lid(batch, chosen, labels, scores, keep=True)
@@ -145,9 +145,9 @@ def list_language_codes() -> tuple[str, ...]:
 class _Identifier:
     labels: tuple[str, ...]
     rows: WordRows
-    end: NDArray[np.float32]  # row of the end-of-line token
+    end: Float32s  # row of the end-of-line token
     tree: LabelTree
-    output: NDArray[np.float32]
+    output: Float32s
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,7 @@ def _mark_mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
 
 
 @compile_nogil
-def _count_capitals(
-    codes: NDArray[np.uint32], starts: NDArray[np.int64], found: NDArray[np.bool_]
-) -> None:
+def _count_capitals(codes: UInt32s, starts: Int64s, found: Bools) -> None:
     for text in range(len(found)):
         capitals = 0
         small = 0
@@ -232,18 +230,18 @@ def _count_capitals(
 
 @compile_nogil
 def _identify(
-    codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    starts: NDArray[np.int64],
-    chosen: NDArray[np.int64],
+    codes: UInt32s,
+    classes: UInt16s,
+    starts: Int64s,
+    chosen: Int64s,
     known: Known,
     model: WordRows,
-    end: NDArray[np.float32],
+    end: Float32s,
     tree: LabelTree,
-    output: NDArray[np.float32],
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float64],
-    kept: NDArray[np.float32],
+    output: Float32s,
+    labels: Int64s,
+    scores: Float64s,
+    kept: Float32s,
 ) -> None:
     """Fill `labels` and `scores` of the `chosen` texts, and `kept` unless it has no rows."""
     likelihoods = np.empty(len(tree.left), np.float64)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Float64s
 from trainrig.corpus.models.language_id import PREFIX, LanguageModel, identify_all
 
 # Fewest characters of a line that counts as a paragraph. Shorter lines are names and menu entries,
@@ -14,7 +14,7 @@ PARAGRAPH = 60
 
 def measure_language_share(
     texts: Sequence[str], languages: Sequence[str], model: LanguageModel
-) -> NDArray[np.float64]:
+) -> Float64s:
     """Return the share of each text's paragraphs, by characters, in its language of `languages`.
 
     Paragraphs are lines of at least `PARAGRAPH` characters of the first `PREFIX` characters, and
@@ -38,5 +38,5 @@ def measure_language_share(
     total = np.bincount(places, sizes, len(texts))
     own = np.bincount(places, sizes * same, len(texts))
     share = np.divide(own, total, out=np.ones(len(texts)), where=total > 0)
-    rounded: NDArray[np.float64] = np.rint(share * 1000) / 1000
+    rounded: Float64s = np.rint(share * 1000) / 1000
     return rounded

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Bools, Int64s, UInt32s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.repeated_text import record_files
 from trainrig.corpus.repeated_text.record_files import Records, RemovedSpans, save_spans
@@ -101,10 +101,10 @@ def _normalise_character(character: str) -> str:
 class Forms(NamedTuple):
     """The forms of all characters seen so far, as arrays for compiled loops."""
 
-    of_code: NDArray[np.uint32]  # [code points] a code, 0 for none, or SEVERAL and an index
-    several_codes: NDArray[np.uint32]
+    of_code: UInt32s  # [code points] a code, 0 for none, or SEVERAL and an index
+    several_codes: UInt32s
     # start of each form of several characters; the last entry is the end
-    several_starts: NDArray[np.int64]
+    several_starts: Int64s
 
 
 class NormalForm:
@@ -115,7 +115,7 @@ class NormalForm:
         self._codes: list[int] = []
         self._starts = [0]
 
-    def find_forms(self, codes: NDArray[np.uint32]) -> Forms:
+    def find_forms(self, codes: UInt32s) -> Forms:
         """Return the forms of all characters of `codes`, and of earlier calls."""
         for code in _find_new_characters(codes, self._of_code).tolist():
             self._of_code[code] = self._learn(compute_form(chr(code)))
@@ -134,9 +134,7 @@ class NormalForm:
 
 
 @compile_nogil
-def _find_new_characters(
-    codes: NDArray[np.uint32], of_code: NDArray[np.uint32]
-) -> NDArray[np.uint32]:
+def _find_new_characters(codes: UInt32s, of_code: UInt32s) -> UInt32s:
     """Return each character of `codes` that is new, and mark it as seen in `of_code`."""
     found = np.empty(min(len(codes), len(of_code)), np.uint32)
     count = 0
@@ -160,12 +158,12 @@ _SHIFT = np.uint64(33)
 class Units:
     """The units (lines or paragraphs) of a batch of texts, in order."""
 
-    documents_U: NDArray[np.int64]  # position of the text in the batch
-    starts_U: NDArray[np.int64]  # position in characters of the text
-    ends_U: NDArray[np.int64]  # end without the newline or blank lines that follow
-    nexts_U: NDArray[np.int64]  # end with the newline or blank lines that follow
-    keys_U: NDArray[np.uint64]  # 64-bit hash of the normal form; never 0
-    lengths_U: NDArray[np.int64]  # characters of the normal form
+    documents_U: Int64s  # position of the text in the batch
+    starts_U: Int64s  # position in characters of the text
+    ends_U: Int64s  # end without the newline or blank lines that follow
+    nexts_U: Int64s  # end with the newline or blank lines that follow
+    keys_U: UInt64s  # 64-bit hash of the normal form; never 0
+    lengths_U: Int64s  # characters of the normal form
 
     @classmethod
     def concatenate(cls, parts: Sequence["Units"]) -> "Units":
@@ -203,11 +201,11 @@ def find_units(
 
 @compile_nogil
 def _split_units(
-    codes: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    of_code: NDArray[np.uint32],
+    codes: UInt32s,
+    starts: Int64s,
+    of_code: UInt32s,
     paragraphs: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Return each unit's document, start, end, and the start of the next unit, all in `codes`."""
     most = len(starts)
     for code in codes:
@@ -245,13 +243,13 @@ def _split_units(
 
 @compile_nogil
 def _hash_units(
-    codes: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    of_code: NDArray[np.uint32],
-    several_codes: NDArray[np.uint32],
-    several_starts: NDArray[np.int64],
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    codes: UInt32s,
+    starts: Int64s,
+    ends: Int64s,
+    of_code: UInt32s,
+    several_codes: UInt32s,
+    several_starts: Int64s,
+) -> tuple[UInt64s, Int64s]:
     """Return the hash and the number of characters of each unit's normal form."""
     keys = np.empty(len(starts), np.uint64)
     lengths = np.empty(len(starts), np.int64)
@@ -285,7 +283,7 @@ def _hash_units(
     return keys, lengths
 
 
-Batch = tuple[Sequence[str], NDArray[np.int64]]
+Batch = tuple[Sequence[str], Int64s]
 """Texts, and each document's number: its position in the keep order of the corpus."""
 
 # `first` is the lowest document number
@@ -334,9 +332,7 @@ def choose_line_range_count(distinct: int, memory: int) -> int:
     return record_files.choose_part_count(distinct, LINE, memory)
 
 
-def _count_keys(
-    keys: NDArray[np.uint64], numbers: NDArray[np.int64], settings: CommonLines
-) -> Records:
+def _count_keys(keys: UInt64s, numbers: Int64s, settings: CommonLines) -> Records:
     """Return one record per key, sorted.
 
     All lines of a document must be in the same call.
@@ -400,8 +396,8 @@ def cut_lines(
 
 
 def _mark_cut_units(
-    units: Units, number_D: NDArray[np.int64], common: Sequence[str], settings: CommonLines
-) -> NDArray[np.bool_]:
+    units: Units, number_D: Int64s, common: Sequence[str], settings: CommonLines
+) -> Bools:
     """Return which units are removed, as a mask."""
     long = np.flatnonzero(units.lengths_U >= settings.min_characters)
     keys = units.keys_U[long]
@@ -418,7 +414,7 @@ def _mark_cut_units(
     return goes
 
 
-def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
+def _find_spans(units: Units, goes_U: Bools) -> RemovedSpans:
     """Merge runs of consecutive removed units into spans."""
     removed = np.flatnonzero(goes_U)
     follows = np.zeros(len(removed), bool)  # true if the unit before is removed as well

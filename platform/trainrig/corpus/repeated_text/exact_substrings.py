@@ -25,8 +25,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainrig.corpus.array_types import Int64s, UInt8s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.repeated_text import record_files
 from trainrig.corpus.repeated_text.record_files import Records, RemovedSpans, save_spans
@@ -184,12 +184,12 @@ def cut_substrings(
 
 @compile_nogil
 def _align_to_characters(
-    data: NDArray[np.uint8],
-    document_starts: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    data: UInt8s,
+    document_starts: Int64s,
+    documents: Int64s,
+    begins: Int64s,
+    ends: Int64s,
+) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Shorten each span to whole characters.
 
     Returns begin and end in bytes of `data`, then start and stop in characters of the document.

@@ -18,20 +18,21 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Int64s, UInt64s
 from trainrig.corpus.removed_spans import RemovedSpan
 from trainrig.errors import DataError
 
 Records = NDArray[Any]
 
 
-def save_slices(path: str, records: Records, bounds: NDArray[np.int64]) -> None:
+def save_slices(path: str, records: Records, bounds: Int64s) -> None:
     """Write `records`, with slice i from `bounds[i]` up to `bounds[i + 1]`."""
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
         np.array([len(bounds) - 1, *bounds], "<i8").tofile(file)
         np.ascontiguousarray(records).tofile(file)
 
 
-def read_bounds(path: str) -> NDArray[np.int64]:
+def read_bounds(path: str) -> Int64s:
     """Read the start of each slice in records, followed by the number of records.
 
     Raises DataError if the file is cut short.
@@ -95,9 +96,7 @@ def load_key_range(paths: Sequence[str], dtype: DTypeLike, part: int, parts: int
     return np.concatenate([np.empty(0, dtype), *found])
 
 
-def find_keys(
-    keys: NDArray[np.uint64], paths: Sequence[str], dtype: DTypeLike
-) -> Iterator[Records]:
+def find_keys(keys: UInt64s, paths: Sequence[str], dtype: DTypeLike) -> Iterator[Records]:
     """Yield, for each file, the record of each of `keys`, or a record with key 0 if it has none.
 
     Only one file is in memory at a time. A key 0 is never found.
@@ -147,9 +146,9 @@ _SPAN = np.dtype([("document", "<i8"), ("start", "<i8"), ("end", "<i8")])
 class RemovedSpans:
     """Spans of characters to remove, sorted by document and position."""
 
-    documents: NDArray[np.int64]  # [spans] position of the document in the split
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    documents: Int64s  # [spans] position of the document in the split
+    starts: Int64s
+    ends: Int64s
 
 
 def save_spans(path: str, spans: RemovedSpans) -> None:

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.array_types import Int64s, UInt64s
 from trainrig.corpus.repeated_text import page_edges, record_files
 from trainrig.corpus.repeated_text.common_lines import CommonLines, NormalForm, find_units
 from trainrig.corpus.repeated_text.page_edges import Edge, PageLine
@@ -153,8 +153,8 @@ Batch = tuple[Sequence[str], Sequence[str | None]]
 class EdgeLines:
     """Lines near one edge of a batch of pages, in the order of pages and lines."""
 
-    pages_L: NDArray[np.int64]  # position of the page in the batch
-    keys_L: NDArray[np.uint64]  # 0 for a line that is too short
+    pages_L: Int64s  # position of the page in the batch
+    keys_L: UInt64s  # 0 for a line that is too short
     lines: Sequence[PageLine]
 
 
@@ -163,7 +163,7 @@ class SitePages:
     """A batch of pages: their sites and the lines near their edges."""
 
     sites: Sequence[str]  # "" for a page that stays as it is
-    salts_P: NDArray[np.uint64]  # key of each page's site; 0 for none
+    salts_P: UInt64s  # key of each page's site; 0 for none
     head: EdgeLines
     foot: EdgeLines
 
@@ -196,7 +196,7 @@ def _key_lines(
     edges: Sequence[Sequence[PageLine]],
     texts: Sequence[str],
     settings: SiteLines,
-    salts_P: NDArray[np.uint64],
+    salts_P: UInt64s,
     normal_form: NormalForm,
 ) -> EdgeLines:
     """Return the lines of one edge with their keys; the keys are hashes of `texts`."""
@@ -274,14 +274,14 @@ def find_frequent_keys(
     return {"frequent": len(frequent)}
 
 
-def _select_records(records: Records, keys: NDArray[np.uint64]) -> Records:
+def _select_records(records: Records, keys: UInt64s) -> Records:
     """Return the records that have one of `keys`. `records` are sorted by key."""
     places = _find_places(records, keys)
     selected: Records = records[places[places >= 0]]
     return selected
 
 
-def _read_counts(keys: NDArray[np.uint64], frequent: Records) -> NDArray[np.int64]:
+def _read_counts(keys: UInt64s, frequent: Records) -> Int64s:
     """Return the count of each of `keys`, or 0 if it is not among the `frequent` records."""
     places = _find_places(frequent, keys)
     counts = np.zeros(len(keys), np.int64)
@@ -289,7 +289,7 @@ def _read_counts(keys: NDArray[np.uint64], frequent: Records) -> NDArray[np.int6
     return counts
 
 
-def _find_places(records: Records, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _find_places(records: Records, keys: UInt64s) -> Int64s:
     """Return the index of each of `keys` in `records`, which are sorted by key; -1: none."""
     if not len(records):
         return np.full(len(keys), -1)
@@ -355,7 +355,7 @@ def cut_site_lines(
 ) -> tuple[dict[str, int], list[SiteExample]]:
     """Find the spans of boilerplate in a split, and write them to `spans` and `marks` (phase 3).
 
-    The texts must be those of phase 1; `frequent` are the files of phase 2, and `split` is the
+    The texts must be the same as in phase 1; `frequent` are the files of phase 2; `split` is the
     position of this split among the files of phase 1. The file at `spans` has the spans to remove:
     none with `remove = false`. The file at `marks` has them always. A line is removed with the
     blank lines after it. It takes the memory of a batch, and 16 bytes for each frequent key of the

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.corpus.array_types import Int64s, UInt8s, UInt64s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.repeated_text import record_files
 from trainrig.corpus.repeated_text.record_files import Records
@@ -50,8 +50,8 @@ class ExactSubstrings(Settings):
 class Bytes:
     """Texts in UTF-8, concatenated."""
 
-    data: NDArray[np.uint8]
-    starts_D1: NDArray[np.int64]  # start of each text; the last entry is the end
+    data: UInt8s
+    starts_D1: Int64s  # start of each text; the last entry is the end
 
     @classmethod
     def concatenate(cls, parts: Sequence["Bytes"]) -> "Bytes":
@@ -70,9 +70,7 @@ def encode_texts(texts: Sequence[str]) -> Bytes:
 
 
 @compile_nogil
-def copy_spans(
-    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def copy_spans(data: UInt8s, begins: Int64s, ends: Int64s) -> UInt8s:
     """Return the spans of `data`, concatenated."""
     found = np.empty((ends - begins).sum(), np.uint8)
     place = 0
@@ -95,11 +93,11 @@ _29 = np.uint64(29)
 class Anchors:
     """The anchors of all windows, in order, each with the run of windows that share it."""
 
-    keys_A: NDArray[np.uint64]
-    counts_A: NDArray[np.int64]  # consecutive occurrences, for a text that repeats one period
-    documents_A: NDArray[np.int64]
-    begins_A: NDArray[np.int64]  # start of the first window, in bytes of the text
-    ends_A: NDArray[np.int64]  # end of the last window, in bytes of the text
+    keys_A: UInt64s
+    counts_A: Int64s  # consecutive occurrences, for a text that repeats one period
+    documents_A: Int64s
+    begins_A: Int64s  # start of the first window, in bytes of the text
+    ends_A: Int64s  # end of the last window, in bytes of the text
 
 
 def find_anchors(texts: Bytes, window: int) -> Anchors:
@@ -126,15 +124,15 @@ def _compute_last_weight(gram: int) -> np.uint64:
 
 @compile_nogil
 def _fill_anchors(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    data: UInt8s,
+    starts: Int64s,
     window: int,
     gram: int,
-    keys: NDArray[np.uint64],
-    counts: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    keys: UInt64s,
+    counts: Int64s,
+    documents: Int64s,
+    begins: Int64s,
+    ends: Int64s,
 ) -> int:
     """Fill the last five arrays up to their size, and return the total number of anchors."""
     grams = window - gram + 1  # grams per window
@@ -240,7 +238,7 @@ def choose_anchor_range_count(distinct: int, memory: int) -> int:
     return record_files.choose_part_count(distinct, ANCHOR, memory)
 
 
-Batch = tuple[Sequence[str], NDArray[np.int64]]
+Batch = tuple[Sequence[str], Int64s]
 """Texts, and each document's number: its position in the keep order of the corpus."""
 
 PIECE = np.dtype(
@@ -272,8 +270,8 @@ def gather_pieces(
 ) -> dict[str, int]:
     """Collect the pieces of a split and write them to `path` (phase 3).
 
-    The texts must be those of phase 1; `repeated` are the files of phase 2. It takes memory for the
-    texts of the split twice, and for one file of `repeated`. Returns the number of `pieces`, and
+    The texts must be the same as in phase 1; `repeated` are the files of phase 2. It takes memory
+    for the texts of the split twice, and for one file of `repeated`. Returns the number of `pieces`, and
     their `bytes`.
     """
     encoded = []
@@ -312,7 +310,7 @@ def compute_most_bytes(settings: ExactSubstrings) -> int:
 
 def _find_pieces(
     anchors: Anchors, repeated: Sequence[str], partitions: int, settings: ExactSubstrings
-) -> tuple[Records, NDArray[np.int64]]:
+) -> tuple[Records, Int64s]:
     """Return the pieces without `number`, by partition and position, and partition bounds."""
     comes_again = np.zeros(len(anchors.keys_A), bool)
     for records in record_files.find_keys(anchors.keys_A, repeated, ANCHOR):
@@ -338,11 +336,11 @@ def _find_pieces(
 
 
 def _fit_to_bounds(
-    documents: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    documents: Int64s,
+    begins: Int64s,
+    ends: Int64s,
     window: int,
-) -> tuple[Records, NDArray[np.int64]]:
+) -> tuple[Records, Int64s]:
     """Split pieces that are too long; return the records, and the index of each one's source."""
     parts = np.maximum(1, -(-(ends - begins - window + 1) // LONGEST))
     source = np.repeat(np.arange(len(parts)), parts)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.array_types import Int32s, Int64s, UInt8s
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.repeated_text import record_files
 from trainrig.corpus.repeated_text.record_files import Records
@@ -45,11 +45,11 @@ def unite_spans(spans: Records) -> Records:
 
 @compile_nogil
 def _find_overlap_runs(
-    splits: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    splits: Int64s,
+    documents: Int64s,
+    starts: Int64s,
+    ends: Int64s,
+) -> tuple[Int64s, Int64s]:
     """Return the index of the first span of each run of overlapping spans, and the run's end."""
     heads = np.empty(len(starts), np.int64)
     until = np.empty(len(starts), np.int64)
@@ -146,7 +146,7 @@ class _Text:
     """Pieces laid out one after the other in the keep order, without overlaps."""
 
     pieces: Records  # records of type _HELD
-    data: NDArray[np.uint8]
+    data: UInt8s
 
     @classmethod
     def of(cls, paths: Sequence[str], parts: Sequence[_Part]) -> "_Text":
@@ -180,7 +180,7 @@ class _Text:
         return self._lay_out(pieces, np.concatenate([self.data, other.data]))
 
     @classmethod
-    def _lay_out(cls, pieces: Records, data: NDArray[np.uint8]) -> "_Text":
+    def _lay_out(cls, pieces: Records, data: UInt8s) -> "_Text":
         pieces = pieces[np.lexsort((pieces["start"], pieces["number"]))]
         ends = pieces["start"] + pieces["length"]
         overlap = np.zeros(len(pieces), np.int64)
@@ -216,11 +216,11 @@ def _find_repeated_spans(text: _Text, window: int) -> Records:
 
 @compile_nogil
 def _mark(
-    data: NDArray[np.uint8],
-    order: NDArray[np.int32],
-    bounds: NDArray[np.int64],
+    data: UInt8s,
+    order: Int32s,
+    bounds: Int64s,
     window: int,
-) -> NDArray[np.uint8]:
+) -> UInt8s:
     """Return the flags of each byte, given the suffix array `order`."""
     state = np.zeros(len(data), np.uint8)
     for piece in range(len(bounds) - 1):
@@ -239,7 +239,7 @@ def _mark(
 
 
 @compile_nogil
-def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], window: int) -> None:
+def _mark_all_but_first(suffixes: Int32s, state: UInt8s, window: int) -> None:
     """Mark the repeats among suffixes that begin with the same window."""
     first = len(state)
     for place in suffixes:
@@ -252,9 +252,7 @@ def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], w
 
 
 @compile_nogil
-def _compare(
-    data: NDArray[np.uint8], order: NDArray[np.int32], state: NDArray[np.uint8], window: int
-) -> None:
+def _compare(data: UInt8s, order: Int32s, state: UInt8s, window: int) -> None:
     """Mark the suffixes that begin with the same window as the previous suffix in the order.
 
     The loop goes in text order: the next suffix shares with its neighbour at least what this one
@@ -280,9 +278,7 @@ def _compare(
 
 
 @compile_nogil
-def _unite_repeats(
-    state: NDArray[np.uint8], bounds: NDArray[np.int64], window: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _unite_repeats(state: UInt8s, bounds: Int64s, window: int) -> tuple[Int64s, Int64s, Int64s]:
     """Merge overlapping repeats; return the piece of each, and its begin and end in the piece."""
     most = 0
     for place in range(len(state)):

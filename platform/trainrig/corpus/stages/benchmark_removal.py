@@ -51,7 +51,7 @@ def index_benchmarks(settings: Decontamination, path: str) -> Work:
 def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
     """Return the work that finds benchmark text in the documents of a split.
 
-    `path` is that of the index.
+    `path` names the file of the index.
     """
     index = Index.load(path)
 

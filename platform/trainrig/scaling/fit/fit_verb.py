@@ -242,7 +242,7 @@ def _name_tables(paths: Sequence[str]) -> list[str]:
 def _split_path(path: str) -> tuple[str, ...]:
     """Return the folders above a table, then its name.
 
-    The name is that of the file, or of its folder if the file is `runs.*`.
+    It is the name of the file, or of its folder if the file is `runs.*`.
     """
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure

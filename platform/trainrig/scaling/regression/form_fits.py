@@ -57,7 +57,7 @@ def fit_parametric(
 ) -> Fit[Parametric]:
     """Fit the parametric law to `runs`. Raises DataError if they do not determine its constants.
 
-    `loss` is that of the residuals of log loss, by default Huber's. Its sum over runs is minimised,
+    `loss` applies to the residuals of log loss, by default Huber's. Its sum over runs is minimised,
     not the mean. The coordinates are ln A and ln B at the middle of the runs, ln E, alpha and beta:
     at the origin, alpha and ln A would be almost perfectly correlated. The minimum is the same.
 
