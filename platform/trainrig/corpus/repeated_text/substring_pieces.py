@@ -271,8 +271,8 @@ def gather_pieces(
     """Collect the pieces of a split and write them to `path` (phase 3).
 
     The texts must be the same as in phase 1; `repeated` are the files of phase 2. It takes memory
-    for the texts of the split twice, and for one file of `repeated`. Returns the number of `pieces`, and
-    their `bytes`.
+    for the texts of the split twice, and for one file of `repeated`. Returns the number of
+    `pieces`, and their `bytes`.
     """
     encoded = []
     numbers = [np.empty(0, np.int64)]
