@@ -215,6 +215,17 @@ def test_substrings_compared_with_one_suffix_array(test_data: Path, tmp_path: Pa
         order = pydivsufsort.divsufsort(data)
         return np.flatnonzero(pydivsufsort.kasai(data, order) >= 200)
 
+    # A cut is a copy of a passage that stays, and so begins or lies where the suffix array has one.
+    repeated = np.zeros(len(data) + 1, np.int64)
+    order = pydivsufsort.divsufsort(data)
+    common = pydivsufsort.kasai(data, order)
+    for rank in np.flatnonzero(common >= 200):
+        for place in order[rank : rank + 2]:
+            repeated[place] += 1
+            repeated[place + common[rank]] -= 1
+    covered = int(np.count_nonzero(repeated.cumsum()))
+    cut = run_all_phases(texts, ExactSubstrings(), tmp_path)["bytes_cut"]
+    assert 0 < cut < covered
     side_by_side.compare(
         "exact substrings, texts to cuts, beside a suffix array of all and Kasai's prefixes",
         lambda: run_all_phases(texts, ExactSubstrings(), tmp_path),
